@@ -1,0 +1,21 @@
+"""Swap how a Hugging Face model knows positions, and back."""
+
+from .describe import Description, check_model, describe
+from .patch import is_patched, patch_model, unpatch_model
+from .registry import PosencError, UnsupportedCell, UnsupportedModel
+from .schemes import SCHEMES, Scheme
+
+__version__ = "0.1.0"
+__all__ = [
+    "SCHEMES",
+    "Description",
+    "PosencError",
+    "Scheme",
+    "UnsupportedCell",
+    "UnsupportedModel",
+    "check_model",
+    "describe",
+    "is_patched",
+    "patch_model",
+    "unpatch_model",
+]

@@ -1,0 +1,90 @@
+"""Changes to a live model that can be taken back, all or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+MISSING = "hf_posenc: no such attribute"
+
+
+@dataclass
+class Swap:
+    """An attribute and the value that it has not got at the moment. Exchanging twice changes nothing."""
+
+    target: Any
+    name: str
+    value: Any
+    _placed: Any = None
+
+    def exchange(self) -> None:
+        current = getattr(self.target, self.name, MISSING)
+        incoming = self.value
+        if isinstance(current, nn.Module) and isinstance(incoming, nn.Module):
+            now = _placement(current)
+            if (
+                now is not None and self._placed is not None and now != self._placed
+            ):  # the model was moved or cast in the meantime
+                incoming.to(device=now[0], dtype=now[1])
+            self._placed = _placement(incoming)
+        if _same(incoming, MISSING):
+            delattr(self.target, self.name)
+        else:
+            setattr(self.target, self.name, incoming)
+        self.value = current
+
+
+@dataclass
+class Hook:
+    """A forward pre-hook that is there or not."""
+
+    module: nn.Module
+    function: Callable[..., Any]
+    handle: Any = None
+
+    def exchange(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
+        else:
+            self.handle = self.module.register_forward_pre_hook(self.function, with_kwargs=True)
+
+
+@dataclass
+class Journal:
+    """The edits of one patch, in order."""
+
+    edits: Sequence[Swap | Hook] = field(default_factory=list)
+
+    def apply(self) -> None:
+        _exchange_all(self.edits)
+
+    def undo(self) -> None:
+        _exchange_all(list(reversed(self.edits)))
+
+
+def _exchange_all(edits: Sequence[Swap | Hook]) -> None:
+    done: list[Swap | Hook] = []
+    try:
+        for edit in edits:
+            edit.exchange()
+            done.append(edit)
+    except BaseException:
+        for edit in reversed(done):
+            edit.exchange()
+        raise
+
+
+def _same(value: Any, other: str) -> bool:
+    # By equality, since a model that went through pickle has a copy of the marker.
+    return isinstance(value, str) and value == other
+
+
+def _placement(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
+    tensors = chain(module.parameters(), module.buffers())
+    return next(((t.device, t.dtype) for t in tensors if t.is_floating_point()), None)

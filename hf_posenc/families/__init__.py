@@ -1,0 +1,11 @@
+"""One file per family or kin. A file that is here is registered, tested, listed and documented unasked."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from .base import FAMILIES, Family, Places, family_of, places
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["FAMILIES", "Family", "Places", "family_of", "places"]

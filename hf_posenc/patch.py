@@ -1,0 +1,97 @@
+"""`patch_model` and `unpatch_model`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
+
+from .edits import Journal
+from .families import places
+from .measure import measure
+from .registry import PosencError, UnsupportedModel, suggestion
+from .render import plan
+from .schemes import Scheme, scheme_from
+
+M = TypeVar("M", bound=PreTrainedModel)
+EXISTING = ("extend", "replace")
+
+
+def patch_model(
+    model: M,
+    scheme: str | Scheme,
+    *,
+    target_length: int | None = None,
+    factor: float | None = None,
+    trained_length: int | None = None,
+    existing: str | None = None,
+    **options: Any,
+) -> M:
+    """Replace, in place, how `model` knows positions, and return it.
+
+    `scheme` is a name (see `hf-posenc schemes`) or a scheme object; `options` are those of the scheme. One of
+    `target_length` and `factor` says how far to reach; `trained_length` corrects a config that is wrong about it.
+    A RoPE that is scaled already is extended from where it stands (`existing="extend"`, the default, with a warning
+    unless given) or dropped for the plain RoPE below it (`existing="replace"`). A patched model is patched anew from
+    its original. Whatever raises leaves the model as it was.
+    """
+    refuse_unpatchable(model)
+    lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
+    chosen = scheme_from(scheme, {**lengths, **options})
+    if existing is not None and existing not in EXISTING:
+        raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
+    before = journal_of(model)
+    if before is not None:
+        before.undo()
+    try:
+        where = places(model)
+        geometry = measure(where, chosen, existing)
+        journal = plan(where, chosen, geometry)
+        journal.apply()
+    except BaseException:
+        if before is not None:
+            before.apply()
+        raise
+    return model
+
+
+def unpatch_model(model: M) -> M:
+    """Give `model` its own positions back, to the last bit, and return it."""
+    refuse_unpatchable(model)
+    journal = journal_of(model)
+    if journal is None:
+        raise PosencError("This model is not patched: there is nothing to undo.")
+    journal.undo()
+    return model
+
+
+def is_patched(model: PreTrainedModel) -> bool:
+    return journal_of(model) is not None
+
+
+def journal_of(model: PreTrainedModel) -> Journal | None:
+    return getattr(model.base_model, "posenc_journal", None)
+
+
+def refuse_unpatchable(model: Any) -> None:
+    """Raise for what only looks like a model that can be patched."""
+    if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} carries PEFT adapters. Patch the base model first, then wrap it: "
+            "patch_model(base, ...); get_peft_model(base, ...)."
+        )
+    if hasattr(model, "_orig_mod"):
+        raise UnsupportedModel("This is a compiled model. Patch the model first, then torch.compile it.")
+    if not isinstance(model, PreTrainedModel):
+        inner = getattr(model, "module", None)
+        hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
+        raise UnsupportedModel(
+            f"patch_model takes a transformers PreTrainedModel, got {type(model).__module__}."
+            f"{type(model).__qualname__}.{hint}"
+        )
+    meta = [name for name, p in model.named_parameters() if p.device.type == "meta"]
+    if meta:
+        raise UnsupportedModel(
+            f"{len(meta)} parameters of this model are on the meta device ({meta[0]}, ...), so that it has no weights "
+            "to work with. Load the weights first (without device_map offloading to 'meta'), then patch."
+        )

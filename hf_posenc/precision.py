@@ -1,0 +1,34 @@
+"""Positions stay in fp32, whatever a model is cast to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+
+def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tuple[str, ...] = ()) -> None:
+    """Let `apply` move and cast a module, and put back its fp32 buffers, moved but not cast.
+
+    bfloat16 knows 1,409 numbers below 131,072; a frequency rounded to it is radians off at a long position.
+    """
+    buffers = dict(module.named_buffers(recurse=False))
+    apply()
+    for name, buffer in buffers.items():
+        moved = getattr(module, name)
+        if buffer.dtype == torch.float32 and moved.dtype != torch.float32 and name not in cast:
+            setattr(module, name, buffer.to(moved.device))
+
+
+class Fp32Buffers(nn.Module):
+    """A module whose fp32 buffers follow the model's device but not its dtype."""
+
+    follows_dtype: tuple[str, ...] = ()
+    """Buffers that are cast all the same."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        parent = super()._apply
+        apply_but_keep_fp32(self, lambda: parent(fn, recurse), self.follows_dtype)
+        return self

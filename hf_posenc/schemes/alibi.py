@@ -1,0 +1,64 @@
+"""ALiBi (Press et al. 2021): a penalty on attention scores that grows with distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..precision import Fp32Buffers
+from ..sites import Effect, Geometry
+from .base import Scheme, register
+
+
+def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
+    """2^(-bias_max*h/n) for h = 1..n; for n that is no power of two, every second slope of 2n fills up."""
+    power = 1 << (num_heads.bit_length() - 1)
+    regular = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
+    between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
+    return tuple(regular + between[: num_heads - power])
+
+
+class LinearBias(Fp32Buffers):
+    """-slope * distance for every head, symmetric where a query sees both sides."""
+
+    slopes: Tensor
+
+    def __init__(self, values: tuple[float, ...], causal: bool):
+        super().__init__()
+        self.causal = causal
+        self.slopes = nn.Buffer(torch.tensor(values), persistent=False)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        distance = (query[:, None, :, None] - key[:, None, None, :]).abs()
+        return self.slopes.view(-1, 1, 1) * -distance.float()
+
+    @property
+    def key_slopes(self) -> Tensor | None:
+        """Slopes m for which the bias is m * key position, up to a constant per query; None if there are none.
+
+        Behind a causal mask -m(i - j) and m*j differ only by -m*i, which the softmax of row i does not see.
+        """
+        return self.slopes if self.causal else None
+
+    def extra_repr(self) -> str:
+        return f"heads={self.slopes.numel()}, causal={self.causal}"
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Alibi(Scheme):
+    """A linear penalty on distance, a slope per head: causal on decoders, symmetric on encoders."""
+
+    name = "alibi"
+    summary = "penalty on distance, a slope per head"
+
+    alibi_bias_max: float = 8.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_number("alibi_bias_max", above=0.0)
+
+    def effect(self, geometry: Geometry) -> Effect:
+        return Effect(bias=LinearBias(slopes(geometry.num_heads, self.alibi_bias_max), geometry.causal))

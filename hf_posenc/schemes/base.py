@@ -1,0 +1,120 @@
+"""What every scheme shares: its options, their validation and how they are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from ..registry import PosencError, Registry, suggestion
+from ..sites import Effect, Geometry, Span, finite, span
+
+S = TypeVar("S", bound="type[Scheme]")
+
+SCHEMES: Registry[type[Scheme]] = Registry("scheme")
+
+
+def register(cls: S) -> S:
+    """Make a scheme known under its name to `patch_model`, the CLI, the tests and the README table."""
+    SCHEMES.add(cls.name, cls)
+    return cls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """A way to know positions. Options are checked when it is made; `effect` turns a model's geometry into numbers."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    extends: ClassVar[bool] = False
+    """Whether the scheme is about reaching further than the trained length, and so needs to be told how far."""
+    rescales: ClassVar[bool] = False
+    """Whether it starts from the frequencies that the model has, which may be scaled already."""
+
+    target_length: int | None = None
+    trained_length: int | None = None
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_count("target_length", "trained_length")
+        self._check_number("factor", least=1.0)
+
+    def effect(self, geometry: Geometry) -> Effect:
+        raise NotImplementedError
+
+    def span(self, geometry: Geometry) -> Span:
+        """How far this scheme takes the model; raises where the scheme needs to be told and was not."""
+        found = span(geometry, self.target_length, self.factor)
+        if self.extends and found.factor is None:
+            raise PosencError(
+                f"{self.name!r} needs to know how far to reach: give target_length= (the model was trained at "
+                f"{geometry.trained_length}) or factor=."
+            )
+        return found
+
+    def options(self) -> dict[str, Any]:
+        """The options that were given, as JSON can hold them."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in given.items() if v is not None}
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Scheme:
+        """The scheme with these options; an unknown one is an error that names the nearest."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in options:
+            if key not in known:
+                raise PosencError(f"The scheme {cls.name!r} has no option {key!r}.{suggestion(key, known)}")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+        return cls(**values)
+
+    def _check_count(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise PosencError(f"{name} must be a positive whole number, got {value!r}.")
+
+    def _check_number(
+        self, *names: str, least: float | None = None, above: float | None = None, most: float | None = None
+    ) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not finite(value):
+                raise PosencError(f"{name} must be a finite number, got {value!r}.")
+            if least is not None and value < least:
+                raise PosencError(f"{name} must be at least {least:g}, got {value!r}.")
+            if above is not None and value <= above:
+                raise PosencError(f"{name} must be greater than {above:g}, got {value!r}.")
+            if most is not None and value > most:
+                raise PosencError(f"{name} must be at most {most:g}, got {value!r}.")
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise PosencError(f"{name}={value!r} is not a choice.{suggestion(value, list(choices))}")
+
+    def _check_flag(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise PosencError(f"{name} must be True or False, got {value!r}.")
+
+
+def scheme_from(scheme: str | Scheme, options: Mapping[str, Any]) -> Scheme:
+    """A scheme from its name and options, or the object itself."""
+    if isinstance(scheme, str):
+        return SCHEMES[scheme].from_options({k: v for k, v in options.items() if v is not None})
+    if isinstance(scheme, Scheme):
+        given = sorted(k for k, v in options.items() if v is not None)
+        if given:
+            raise PosencError(
+                f"A scheme object carries its own options; {', '.join(given)} beside it would be ignored. "
+                f"Give them to {type(scheme).__name__}(...) or name the scheme: scheme={scheme.name!r}."
+            )
+        return scheme
+    raise PosencError(
+        f"scheme must be a name or a scheme object, got {scheme!r} of type {type(scheme).__name__}. "
+        f"Known: {', '.join(sorted(SCHEMES))}."
+    )

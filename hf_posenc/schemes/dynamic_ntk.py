@@ -1,0 +1,49 @@
+"""Dynamic NTK scaling, without state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..sites import Effect, FollowingRotation, Geometry, Span, span
+from .base import register
+from .frequencies import base_frequencies, ntk_weights
+from .rotary import RotaryScheme
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DynamicNtk(RotaryScheme):
+    """NTK scaling that grows with what a query sees: none up to the trained length L, then 1 + factor*(l/L - 1).
+
+    `factor` is head-room, as transformers' key of that name: 1 stretches by just what is needed. Lengths past the
+    trained one count in steps of `step` tokens (a sixteenth of it unless given), since a pass
+    over new text rotates all keys once for each step; step=1 follows every token.
+    """
+
+    name = "dynamic_ntk"
+    summary = "RoPE, theta follows the length of each row"
+    rescales = True
+
+    factor: float | None = 1.0
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("step")
+
+    def span(self, geometry: Geometry) -> Span:
+        return span(geometry, self.target_length, None)
+
+    def effect(self, geometry: Geometry) -> Effect:
+        inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
+        length = geometry.trained_length
+        return Effect(
+            rotation=FollowingRotation(
+                inv_freq=inv_freq,
+                attention_scaling=scaling,
+                weights=ntk_weights(len(inv_freq)),
+                border=length,
+                step=self.step or max(1, length // 16),
+                factor=float(self.factor or 1.0),
+            )
+        )

@@ -1,0 +1,201 @@
+"""The maths of rotary frequencies, on plain numbers.
+
+A frequency is what one pair of channels turns by from a token to the next, in radians. Every rescaling is a map
+from a model's present frequencies to new ones, so that it applies to a model that is scaled already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..registry import PosencError, UnsupportedCell
+from ..sites import Geometry
+
+Frequencies = tuple[float, ...]
+
+
+def default_frequencies(dim: int, theta: float) -> Frequencies:
+    """theta^(-2i/dim) for each of the dim/2 pairs."""
+    return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
+
+
+def linear_frequencies(inv_freq: Sequence[float], factor: float) -> Frequencies:
+    """All pairs slowed alike: positions squeezed into the trained range."""
+    return tuple(f / factor for f in inv_freq)
+
+
+def ntk_weights(pairs: int) -> Frequencies:
+    """How much of the stretch each pair takes: the first none, the last all of it."""
+    return tuple(i / (pairs - 1) if pairs > 1 else 0.0 for i in range(pairs))
+
+
+def ntk_frequencies(inv_freq: Sequence[float], alpha: float) -> Frequencies:
+    """What raising theta by alpha^(d/(d-2)) does: the last pair is slowed by alpha, the first not at all."""
+    return tuple(f * alpha**-w for f, w in zip(inv_freq, ntk_weights(len(inv_freq)), strict=True))
+
+
+def ntk_theta(theta: float, alpha: float, dim: int) -> float:
+    return float(theta * alpha ** (dim / (dim - 2)))
+
+
+def pair_index(inv_freq: Sequence[float], turns: float, length: int) -> float:
+    """The (fractional) pair that turns `turns` times within `length` tokens, on a log scale between pairs."""
+    wanted = math.log(turns * 2 * math.pi / length)
+    logs = [math.log(f) for f in inv_freq if f > 0]
+    if len(logs) < 2:
+        return 0.0
+    # Frequencies fall; the first piece that goes below the wanted one holds the index, the outer ones extrapolate.
+    i = next((i for i in range(len(logs) - 2) if logs[i + 1] <= wanted), len(logs) - 2)
+    slope = logs[i + 1] - logs[i]
+    return i + (wanted - logs[i]) / slope if slope else float(i)
+
+
+def yarn_frequencies(
+    inv_freq: Sequence[float], factor: float, length: int, beta_fast: float, beta_slow: float, truncate: bool
+) -> Frequencies:
+    """Pairs that turn more than beta_fast times within `length` are kept, those below beta_slow slowed by factor.
+
+    The ramp between is linear in the pair's index, as in the authors' code, not in its turns, as in their paper.
+    """
+    low, high = pair_index(inv_freq, beta_fast, length), pair_index(inv_freq, beta_slow, length)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * len(inv_freq) - 1)
+    if low == high:
+        high += 0.001
+    slowed = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(len(inv_freq))]
+    return tuple(f / factor * w + f * (1 - w) for f, w in zip(inv_freq, slowed, strict=True))
+
+
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
+    """What cos and sin are multiplied by, so that attention stays as sharp over more tokens."""
+
+    def scale(m: float) -> float:
+        return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if mscale and mscale_all_dim:
+        return scale(mscale) / scale(mscale_all_dim)
+    return scale(1.0)
+
+
+def llama3_frequencies(
+    inv_freq: Sequence[float], factor: float, length: int, low_freq_factor: float, high_freq_factor: float
+) -> Frequencies:
+    """Waves longer than length/low are slowed by factor, shorter than length/high kept, between them mixed."""
+
+    def scaled(f: float) -> float:
+        turns = length * f / (2 * math.pi)
+        kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
+        kept = min(max(kept, 0.0), 1.0)
+        return (1 - kept) * f / factor + kept * f
+
+    return tuple(scaled(f) for f in inv_freq)
+
+
+def longrope_frequencies(inv_freq: Sequence[float], factors: Sequence[float]) -> Frequencies:
+    return tuple(f / s for f, s in zip(inv_freq, factors, strict=True))
+
+
+def longrope_attention_factor(factor: float, length: int) -> float:
+    return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+
+
+def proportional_frequencies(dim: int, theta: float, portion: float, factor: float) -> Frequencies:
+    """The fastest `portion` of the pairs turns as ever, the others not at all."""
+    turning = int(portion * dim // 2)
+    return tuple(f / factor if i < turning else 0.0 for i, f in enumerate(default_frequencies(dim, theta)))
+
+
+def _plain(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+    return default_frequencies(dim, rope["rope_theta"]), 1.0
+
+
+def _linear(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+    return linear_frequencies(_plain(rope, dim)[0], rope["factor"]), 1.0
+
+
+def _yarn(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+    factor = rope["factor"]
+    inv_freq = yarn_frequencies(
+        _plain(rope, dim)[0],
+        factor,
+        rope["original_max_position_embeddings"],
+        rope.get("beta_fast") or 32,
+        rope.get("beta_slow") or 1,
+        rope.get("truncate", True),
+    )
+    given = rope.get("attention_factor")
+    computed = yarn_attention_factor(factor, rope.get("mscale"), rope.get("mscale_all_dim"))
+    return inv_freq, computed if given is None else given
+
+
+def _llama3(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+    length = rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    return llama3_frequencies(_plain(rope, dim)[0], rope["factor"], length, low, high), 1.0
+
+
+def _longrope(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+    if rope["short_factor"] != rope["long_factor"]:
+        raise UnsupportedCell(
+            "The model's own RoPE is 'longrope', whose angles change with the length: nothing can be laid on top of "
+            "it. Pass existing='replace' to start again from the RoPE that it was trained with first."
+        )
+    length = rope["original_max_position_embeddings"]
+    given = rope.get("attention_factor")
+    computed = longrope_attention_factor(rope.get("factor") or 1.0, length)
+    return longrope_frequencies(_plain(rope, dim)[0], rope["long_factor"]), computed if given is None else given
+
+
+def _proportional(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+    portion = rope.get("partial_rotary_factor", 1.0)
+    return proportional_frequencies(dim, rope["rope_theta"], portion, rope.get("factor", 1.0)), 1.0
+
+
+PRESENT = {
+    "default": _plain,
+    "linear": _linear,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
+}
+"""How each `rope_type` of a model that we meet is read."""
+
+
+def present_frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+    """The frequencies and the attention scale that a model's own `rope_parameters` stand for."""
+    kind = rope.get("rope_type", "default")
+    if kind not in PRESENT:
+        raise UnsupportedCell(
+            f"The model's own RoPE is of type {kind!r}; what can be extended is: {', '.join(PRESENT)}. "
+            "Pass existing='replace' to start again from plain RoPE with the model's theta."
+        )
+    return PRESENT[kind](rope, dim)
+
+
+def rotary_dim(geometry: Geometry) -> int:
+    """The channels to rotate; raises where they do not come in pairs."""
+    if geometry.rotary_dim % 2 or geometry.rotary_dim < 2:
+        raise UnsupportedCell(
+            f"A rotation turns channels in pairs, and this model's heads have {geometry.rotary_dim}: an even number "
+            "is needed. Use a scheme that does not rotate, such as 'alibi' or 'sinusoidal'."
+        )
+    return geometry.rotary_dim
+
+
+def base_frequencies(geometry: Geometry, rope_theta: float | None = None) -> tuple[Frequencies, float]:
+    """What a rescaling starts from: the model's own frequencies, or plain RoPE where it has none."""
+    dim = rotary_dim(geometry)
+    if geometry.rope is None:
+        return default_frequencies(dim, rope_theta or 10_000.0), 1.0
+    if rope_theta is not None:
+        if geometry.rope.get("rope_type", "default") != "default":
+            raise PosencError(
+                f"rope_theta={rope_theta:g} contradicts the model's own {geometry.rope['rope_type']!r} RoPE, which "
+                "the scheme would extend. Leave rope_theta out, or pass existing='replace'."
+            )
+        return default_frequencies(dim, rope_theta), 1.0
+    return present_frequencies(geometry.rope, dim)

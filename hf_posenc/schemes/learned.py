@@ -1,0 +1,115 @@
+"""Learned tables: the family's own one resized, or a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import PosencError
+from ..sites import Effect, Geometry
+from ..tables import LearnedTable
+from .base import Scheme, register
+
+
+def linear_rows(table: Tensor, rows: int) -> Tensor:
+    """Row p is the table read at p * len(table) / rows; the last piece is continued straight."""
+    where, i = _places(table, rows)
+    return torch.lerp(table[i], table[i + 1], (where - i)[:, None])
+
+
+def cubic_rows(table: Tensor, rows: int) -> Tensor:
+    """As linear, through a Catmull-Rom spline whose ends are continued straight."""
+    where, i = _places(table, rows)
+    ends = torch.cat([2 * table[:1] - table[1:2], table, 2 * table[-1:] - table[-2:-1]])
+    a, b, c, d = (ends[i + k] for k in range(4))
+    t = (where - i)[:, None]
+    return b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
+
+
+def cyclic_rows(table: Tensor, rows: int) -> Tensor:
+    """The table over and over (Longformer)."""
+    return table[torch.arange(rows, device=table.device) % len(table)]
+
+
+def hierarchical_rows(table: Tensor, rows: int, alpha: float) -> Tensor:
+    """Row i*n + j is alpha*u_i + (1 - alpha)*u_j, u chosen so that the first n rows are the table's own (Su 2020)."""
+    n = len(table)
+    u = (table - alpha * table[:1]) / (1 - alpha)
+    p = torch.arange(rows, device=table.device)
+    made = alpha * u[p // n] + (1 - alpha) * u[p % n]
+    made[:n] = table[:rows]  # equal already but for rounding
+    return made
+
+
+def _places(table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    where = torch.arange(rows, device=table.device, dtype=table.dtype) * (len(table) / rows)
+    return where, where.long().clamp(max=max(len(table) - 2, 0))
+
+
+RESIZE = {"linear": linear_rows, "cubic": cubic_rows, "cyclic": cyclic_rows, "hierarchical": hierarchical_rows}
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Learned(Scheme):
+    """The family's own table resized to the target, or a new random one (normal, seeded) where it has none.
+
+    `cyclic` and `hierarchical` keep the trained rows as they are; `linear` and `cubic` stretch them.
+    """
+
+    name = "learned"
+    summary = "a trainable table, the family's own one resized"
+
+    resize: str = "linear"
+    alpha: float = 0.4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("resize", tuple(RESIZE))
+        self._check_number("alpha", above=0.0, most=0.999)
+        if self.alpha == 0.5:
+            raise PosencError("alpha=0.5 would give positions i*n + j and j*n + i the same vector; take 0.4.")
+
+    def effect(self, geometry: Geometry) -> Effect:
+        rows, length = self.span(geometry).target, geometry.trained_length
+        if self.resize == "hierarchical" and rows > length**2:
+            raise PosencError(
+                f"resize='hierarchical' makes at most {length}**2 = {length**2} rows, and {rows} are wanted."
+            )
+        return Effect(table=_Source(self, geometry))
+
+
+@dataclass(frozen=True)
+class _Source:
+    scheme: Learned
+    geometry: Geometry
+
+    def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
+        rows = self.scheme.span(self.geometry).target
+        if native is None:
+            generator = torch.Generator().manual_seed(self.scheme.seed)
+            weight = torch.randn(rows, self.geometry.hidden_size, generator=generator)
+            weight = weight * self.geometry.initializer_range
+        else:
+            weight = self._resized(self._trained(native.weight.detach().float()), rows)
+        weight = weight.to(dtype=like.dtype, device=like.device)
+        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+
+    def _trained(self, table: Tensor) -> Tensor:
+        length = self.geometry.trained_length
+        if length > len(table):
+            raise PosencError(
+                f"trained_length={length} is more than the {len(table)} rows of the model's own table; it can only "
+                "be less."
+            )
+        return table[:length]
+
+    def _resized(self, table: Tensor, rows: int) -> Tensor:
+        if rows == len(table):
+            return table.clone()
+        if self.scheme.resize == "hierarchical":
+            return hierarchical_rows(table, rows, self.scheme.alpha)
+        return RESIZE[self.scheme.resize](table, rows)  # type: ignore[operator]

@@ -1,0 +1,27 @@
+"""Linear position interpolation (Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..sites import Geometry
+from .base import register
+from .frequencies import linear_frequencies
+from .rotary import RescaledRope
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Linear(RescaledRope):
+    """Squeezes positions into the trained range: every pair is slowed by `factor`."""
+
+    name = "linear"
+    summary = "RoPE, positions divided by the factor"
+
+    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+        return linear_frequencies(inv_freq, factor)
+
+    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+        return {"rope_type": "linear", "factor": factor}

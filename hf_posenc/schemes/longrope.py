@@ -1,0 +1,79 @@
+"""LongRoPE (Ding et al. 2024): one factor per pair, another set past the trained length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..registry import PosencError
+from ..sites import Effect, FollowingRotation, Geometry, Rotation, finite
+from .base import register
+from .frequencies import (
+    base_frequencies,
+    longrope_attention_factor,
+    longrope_frequencies,
+    yarn_frequencies,
+)
+from .rotary import RotaryScheme
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class LongRope(RotaryScheme):
+    """Divides pair i by short_factor[i] while a query sees no more than the trained length, by long_factor[i] after.
+
+    The lists come from a search over the model at hand. Without them short is 1 and long is YaRN's map, a common
+    start of that search.
+    """
+
+    name = "longrope"
+    summary = "RoPE, a factor per pair, another set past the trained length"
+    extends = True
+    rescales = True
+
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_number("attention_factor", above=0.0)
+        for name in ("short_factor", "long_factor"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, Sequence) or isinstance(value, str) or not all(map(finite, value)):
+                raise PosencError(f"{name} must be a list of finite numbers, got {value!r}.")
+            if min(value, default=1) <= 0:
+                raise PosencError(f"{name} must hold numbers greater than 0, got {min(value)!r}.")
+            object.__setattr__(self, name, tuple(float(x) for x in value))
+
+    def effect(self, geometry: Geometry) -> Effect:
+        inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
+        reach = self.span(geometry)
+        assert reach.factor is not None
+        short = longrope_frequencies(inv_freq, self._factors("short_factor", (1.0,) * len(inv_freq)))
+        yarn = yarn_frequencies(inv_freq, reach.factor, reach.trained, 32.0, 1.0, True)
+        default = tuple(f / y if y else 1.0 for f, y in zip(inv_freq, yarn, strict=True))
+        long = longrope_frequencies(inv_freq, self._factors("long_factor", default))
+        if self.attention_factor is None:
+            scaling *= longrope_attention_factor(reach.factor, reach.trained)
+        else:
+            scaling *= float(self.attention_factor)
+        return Effect(rotation=self._rotation(short, long, scaling, reach.trained))
+
+    @staticmethod
+    def _rotation(short: tuple[float, ...], long: tuple[float, ...], scaling: float, border: int) -> Rotation:
+        weights = tuple(math.log(s / lo) if lo else 0.0 for s, lo in zip(short, long, strict=True))
+        return FollowingRotation(inv_freq=short, attention_scaling=scaling, weights=weights, border=border, step=None)
+
+    def _factors(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        given = getattr(self, name)
+        if given is None:
+            return default
+        if len(given) != len(default):
+            raise PosencError(
+                f"{name} has {len(given)} numbers and this model rotates {len(default)} pairs: one number a pair."
+            )
+        return tuple(given)

@@ -1,0 +1,20 @@
+"""No positions at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..sites import Effect, Geometry
+from .base import Scheme, register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class NoPositions(Scheme):
+    """Every site neutral (NoPE). A decoder still learns order from its causal mask; an encoder sees a bag of words."""
+
+    name = "none"
+    summary = "no positions; a decoder has its causal mask"
+
+    def effect(self, geometry: Geometry) -> Effect:
+        return Effect()

@@ -1,0 +1,37 @@
+"""p-RoPE (Barbero et al. 2024): the slowest pairs do not turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..sites import Effect, Geometry, Rotation
+from .base import register
+from .frequencies import proportional_frequencies, rotary_dim
+from .rotary import RotaryScheme
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Proportional(RotaryScheme):
+    """Turns only the fastest `partial_rotary_factor` of the pairs; `factor` slows those, as in transformers."""
+
+    name = "proportional"
+    summary = "RoPE on the fastest pairs only"
+
+    partial_rotary_factor: float = 0.75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_number("partial_rotary_factor", least=0.0, most=1.0)
+
+    def effect(self, geometry: Geometry) -> Effect:
+        theta, portion = self.theta(geometry), float(self.partial_rotary_factor)
+        factor = float(self.factor or 1.0)
+        parameters = {
+            "rope_type": "proportional",
+            "rope_theta": theta,
+            "partial_rotary_factor": portion,
+            "factor": factor,
+        }
+        inv_freq = proportional_frequencies(rotary_dim(geometry), theta, portion, factor)
+        return Effect(rotation=Rotation(inv_freq=inv_freq, parameters=parameters))

@@ -1,0 +1,24 @@
+"""Plain RoPE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..sites import Effect, Geometry, Rotation
+from .base import register
+from .frequencies import default_frequencies, rotary_dim
+from .rotary import RotaryScheme
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Rope(RotaryScheme):
+    """Rotates pair i of q and k by position * rope_theta^(-2i/d); any scaling that the model had is dropped."""
+
+    name = "rope"
+    summary = "rotation of q and k, plain"
+
+    def effect(self, geometry: Geometry) -> Effect:
+        theta = self.theta(geometry)
+        inv_freq = default_frequencies(rotary_dim(geometry), theta)
+        return Effect(rotation=Rotation(inv_freq=inv_freq, parameters={"rope_type": "default", "rope_theta": theta}))

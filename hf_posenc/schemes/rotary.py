@@ -1,0 +1,81 @@
+"""What the rotary schemes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..registry import UnsupportedCell
+from ..sites import Effect, Geometry, Rotation, Span
+from .base import Scheme
+from .frequencies import base_frequencies, default_frequencies
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryScheme(Scheme):
+    """Turns q and k by their position. `rope_theta` defaults to the model's own, or 10,000 where it has none."""
+
+    rope_theta: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_number("rope_theta", above=1.0)
+
+    def theta(self, geometry: Geometry) -> float:
+        if self.rope_theta is not None:
+            return float(self.rope_theta)
+        return float(geometry.rope["rope_theta"]) if geometry.rope else 10_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescaledRope(RotaryScheme):
+    """A fixed map of the model's frequencies that lets it reach further than it was trained."""
+
+    extends = True
+    rescales = True
+
+    def effect(self, geometry: Geometry) -> Effect:
+        inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
+        reach = self.span(geometry)
+        assert reach.factor is not None
+        scaled = self.rescaled(inv_freq, reach.factor, reach.trained)
+        attention = self.attention_factor_for(reach.factor, reach.trained)
+        if geometry.rope is None or geometry.rope.get("rope_type", "default") == "default":
+            words = self.words(reach.factor, reach.trained, geometry)
+            parameters = {"rope_theta": self.theta(geometry), **words}
+        else:
+            parameters = factor_list(geometry, scaled, attention * scaling, reach)
+        return Effect(rotation=Rotation(inv_freq=scaled, attention_scaling=attention * scaling, parameters=parameters))
+
+    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+        raise NotImplementedError
+
+    def attention_factor_for(self, factor: float, length: int) -> float:
+        return 1.0
+
+    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+        """The map in transformers' own keys, for a model whose RoPE is plain."""
+        raise NotImplementedError
+
+
+def factor_list(geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span) -> dict[str, Any]:
+    """Any fixed set of frequencies as `longrope` with one list for short and long: loads anywhere, never switches."""
+    assert geometry.rope is not None
+    theta = float(geometry.rope["rope_theta"])
+    if min(inv_freq) <= 0:
+        raise UnsupportedCell(
+            "The model's own RoPE leaves some pairs unturned ('proportional'); a scaling on top of that has no name "
+            "in transformers. Pass existing='replace'."
+        )
+    plain = default_frequencies(2 * len(inv_freq), theta)
+    factors = [p / f for p, f in zip(plain, inv_freq, strict=True)]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": theta,
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": reach.factor,
+        "attention_factor": scaling,
+        "original_max_position_embeddings": reach.trained,
+    }

@@ -1,0 +1,90 @@
+"""T5's relative bias (Raffel et al. 2019): a learned number per head and bucket of distances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import PosencError
+from ..sites import Effect, Geometry
+from .base import Scheme, register
+
+
+def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
+    """The bucket of each `key - query`: half of them exact, the rest on a log scale up to max_distance."""
+    offset = torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = (distance > 0).long() * buckets
+        distance = distance.abs()
+    else:
+        distance = -distance.clamp(max=0)
+    exact = buckets // 2
+    octaves = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = exact + (octaves * (buckets - exact)).long()
+    return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
+
+
+class BucketBias(nn.Module):
+    """A trainable number per bucket and head, shared by all layers."""
+
+    key_slopes = None
+
+    def __init__(self, heads: int, buckets: int, max_distance: int, bidirectional: bool, std: float, seed: int):
+        super().__init__()
+        self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
+        values = torch.randn(buckets, heads, generator=torch.Generator().manual_seed(seed)) * std
+        self.weight = nn.Parameter(values)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        # The bias depends on the distance alone, and past max_distance on nothing: buckets are found once per
+        # distance, not once per pair of tokens.
+        most = self.max_distance
+        every = torch.arange(-most, most + 1, device=key.device)
+        values = self.weight[bucket(every, self.buckets, most, self.bidirectional)].float()
+        distance = key[:, None, :] - query[:, :, None]
+        return values[distance.clamp(-most, most) + most].movedim(-1, 1)
+
+    def extra_repr(self) -> str:
+        side = "bidirectional" if self.bidirectional else "causal"
+        return f"heads={self.weight.shape[1]}, buckets={self.buckets}, max_distance={self.max_distance}, {side}"
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class T5(Scheme):
+    """Bucketed relative bias. The parameters are new and start random (normal, 1/sqrt(hidden size)): train them."""
+
+    name = "t5"
+    summary = "learned bias per head and bucket of distances"
+
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("relative_attention_num_buckets", "relative_attention_max_distance")
+        buckets, most = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or buckets % 4:
+            raise PosencError(f"relative_attention_num_buckets must be a multiple of 4, got {buckets}.")
+        if most <= buckets // 2:
+            raise PosencError(
+                f"relative_attention_max_distance={most} must be greater than half of the {buckets} buckets, which "
+                "hold one distance each."
+            )
+
+    def effect(self, geometry: Geometry) -> Effect:
+        return Effect(
+            bias=BucketBias(
+                geometry.num_heads,
+                self.relative_attention_num_buckets,
+                self.relative_attention_max_distance,
+                not geometry.causal,
+                geometry.hidden_size**-0.5,
+                self.seed,
+            )
+        )

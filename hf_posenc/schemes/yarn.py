@@ -1,0 +1,61 @@
+"""YaRN (Peng et al. 2023), as in the authors' code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..registry import PosencError
+from ..sites import Geometry
+from .base import register
+from .frequencies import yarn_attention_factor, yarn_frequencies
+from .rotary import RescaledRope
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Yarn(RescaledRope):
+    """Keeps fast pairs, slows slow ones by `factor`, ramps between, and sharpens attention a little."""
+
+    name = "yarn"
+    summary = "RoPE, slow pairs interpolated, attention rescaled"
+
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_number("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", above=0.0)
+        self._check_flag("truncate")
+        if self.beta_fast <= self.beta_slow:
+            raise PosencError(
+                f"beta_fast={self.beta_fast:g} must be greater than beta_slow={self.beta_slow:g}: pairs that turn "
+                "more often than beta_fast are kept, those that turn less than beta_slow interpolated."
+            )
+        if (self.mscale is None) != (self.mscale_all_dim is None):
+            raise PosencError("mscale and mscale_all_dim act as a ratio: give both or neither.")
+
+    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+        return yarn_frequencies(inv_freq, factor, length, self.beta_fast, self.beta_slow, self.truncate)
+
+    def attention_factor_for(self, factor: float, length: int) -> float:
+        if self.attention_factor is not None:
+            return float(self.attention_factor)
+        return yarn_attention_factor(factor, self.mscale, self.mscale_all_dim)
+
+    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+        # All keys are written out: a reader with other defaults then still computes the same.
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": length,
+            "beta_fast": float(self.beta_fast),
+            "beta_slow": float(self.beta_slow),
+            "truncate": self.truncate,
+            "attention_factor": self.attention_factor_for(factor, length),
+        }
