@@ -1,0 +1,62 @@
+"""Tiny random models of every family, and the cells of schemes x families that tests run over."""
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+
+from hf_posenc import SCHEMES
+
+transformers.logging.set_verbosity_error()
+
+VOCAB = 97
+LENGTH = 32
+"""What every tiny model is "trained" at."""
+
+# With the usual 0.02 attention is all but uniform, and errors in positions hide.
+_SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=LENGTH,
+    initializer_range=0.3,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+_GQA = dict(num_key_value_heads=2)
+KINDS: dict[str, dict] = {
+    "llama": dict(model_type="llama", **_GQA),
+    "mistral": dict(model_type="mistral", **_GQA),
+    "qwen2": dict(model_type="qwen2", **_GQA),
+    "qwen3": dict(model_type="qwen3", head_dim=8, **_GQA),
+    "gpt2": dict(model_type="gpt2"),
+    "bert": dict(model_type="bert"),
+    "bert_decoder": dict(model_type="bert", is_decoder=True),
+}
+CAUSAL = [kind for kind in KINDS if kind != "bert"]
+
+
+def tiny(kind: str, seed: int = 0, **overrides) -> PreTrainedModel:
+    """A tiny random model with a language-model head, in eval mode."""
+    sizes = {**_SIZES, **KINDS[kind], **overrides}
+    config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
+    torch.manual_seed(seed)
+    return auto.from_config(config).eval()
+
+
+def options(scheme: str) -> dict:
+    """What a scheme must be told; enough rows for tests that run past the trained length."""
+    if SCHEMES[scheme].extends:
+        return {"factor": 4.0}
+    return {"target_length": 4 * LENGTH} if scheme == "learned" else {}
+
+
+CELLS = [(scheme, kind) for scheme in SCHEMES for kind in KINDS]
+CAUSAL_CELLS = [(scheme, kind) for scheme, kind in CELLS if kind in CAUSAL]
+
+
+def tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(3, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,30 @@
+import os
+
+import pytest
+import torch
+
+# Two workers on two cores: one thread each, waiting passively.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)
+
+
+def _from_environment(variable: str, what: str) -> str:
+    path = os.environ.get(variable)
+    if not path or not os.path.isdir(path):
+        pytest.skip(f"{what}: set {variable} to its directory")
+    return path
+
+
+@pytest.fixture(scope="session")
+def stories() -> str:
+    """A LLaMA of 15M parameters trained at 256 tokens."""
+    return os.path.join(_from_environment("HF_POSENC_MODELS", "real checkpoints"), "stories15M")
+
+
+@pytest.fixture(scope="session")
+def novel() -> str:
+    """The text of a novel."""
+    folder = _from_environment("HF_POSENC_TEXT", "real text")
+    with open(os.path.join(folder, "persuasion.txt"), encoding="utf-8") as file:
+        return file.read()
