@@ -1,5 +1,6 @@
 """Swap how a Hugging Face model knows positions, and back."""
 
+from .checkpoint import load, merge, save
 from .describe import Description, check_model, describe
 from .patch import is_patched, patch_model, unpatch_model
 from .registry import PosencError, UnsupportedCell, UnsupportedModel
@@ -16,6 +17,9 @@ __all__ = [
     "check_model",
     "describe",
     "is_patched",
+    "load",
+    "merge",
     "patch_model",
+    "save",
     "unpatch_model",
 ]

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from .checkpoint import merge as merge_adapter
+from .describe import Description
+from .export import describe_checkpoint, patch_checkpoint
 from .families import FAMILIES
-from .grades import MEANING, cells
+from .grades import MEANING, cells, serving_advice
+from .registry import PosencError
 from .schemes import SCHEMES
 
-app = typer.Typer(help="Swap how a Hugging Face model knows positions, and back.", no_args_is_help=True)
+app = typer.Typer(
+    help="Swap how a Hugging Face model knows positions, and back.", no_args_is_help=True, add_completion=False
+)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """A user's mistake is answered with its message alone."""
+    try:
+        yield
+    except (PosencError, OSError) as error:
+        print(f"hf-posenc: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
 
 
 @app.callback()
@@ -42,3 +64,63 @@ def families() -> None:
     for family in FAMILIES.values():
         table.add_row(family.name, family.positions, ", ".join(family.model_types))
     Console().print(table)
+
+
+def parsed_options(given: list[str]) -> dict[str, Any]:
+    """`name=value` pairs; values are read as JSON, or else as text."""
+    options = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise PosencError(f"--option takes name=value, got {item!r}.")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value
+    return options
+
+
+def show(description: Description) -> None:
+    print(description)
+    print(f"{'other runtimes':<22}{serving_advice(description.scheme, description.portability)}")
+
+
+@app.command()
+def patch(
+    source: Annotated[str, typer.Argument(help="directory of a checkpoint")],
+    target: Annotated[str, typer.Argument(help="directory to write")],
+    scheme: Annotated[str, typer.Option(help="see `hf-posenc schemes`")],
+    target_length: Annotated[int | None, typer.Option(help="tokens to reach")] = None,
+    factor: Annotated[float | None, typer.Option(help="or how many times the trained length")] = None,
+    trained_length: Annotated[int | None, typer.Option(help="if the config is wrong about it")] = None,
+    existing: Annotated[str | None, typer.Option(help="a scaled RoPE: extend or replace it")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="name=value of the scheme, more than once")] = None,
+) -> None:
+    """Write a patched copy of a checkpoint, without loading the model."""
+    with plain_errors():
+        lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
+        options = {**lengths, **parsed_options(option or [])}
+        show(patch_checkpoint(source, target, scheme, existing=existing, **options))
+
+
+@app.command()
+def describe(path: Annotated[str, typer.Argument(help="a checkpoint or adapter: directory or hub name")]) -> None:
+    """Tell what a checkpoint or adapter would do, without loading its weights."""
+    with plain_errors():
+        description, adapter = describe_checkpoint(path)
+        if adapter is not None:
+            kind, base = adapter.get("peft_type"), adapter.get("base_model_name_or_path")
+            print(f"{'adapter':<22}{kind} on {base}")
+        show(description)
+
+
+@app.command()
+def merge(
+    adapter: Annotated[str, typer.Argument(help="directory of a PEFT adapter on a patched model")],
+    out: Annotated[str, typer.Argument(help="directory to write")],
+    base: Annotated[str | None, typer.Option(help="the base model, if it has moved")] = None,
+) -> None:
+    """Write an adapter and its base model as one self-contained checkpoint."""
+    with plain_errors():
+        merge_adapter(adapter, out, base=base)
+        show(describe_checkpoint(out)[0])

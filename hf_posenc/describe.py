@@ -12,12 +12,12 @@ from transformers import AttentionMaskInterface, PreTrainedModel
 
 from .families import Places, places
 from .grades import MEANING, grade, is_sealed
-from .patch import journal_of, refuse_unpatchable
+from .patch import journal_of, refuse_strangers
 from .positions import PREFIX, before_attention
 from .records import Record
 from .registry import PosencError
 from .render import rotary_class
-from .rotary import Rotary
+from .rotary import SEALED, Rotary
 from .schemes.rotary import RotaryScheme
 from .sites import Effect
 from .tables import ComputedTable, LearnedTable
@@ -62,9 +62,9 @@ class Description:
         return "\n".join(lines)
 
 
-def describe(model: PreTrainedModel) -> Description:
+def describe(model: Any) -> Description:
     """Tell how the live model knows positions. Frequencies and scales are read from its modules."""
-    refuse_unpatchable(model)
+    model = bare(model)
     where = places(model)
     record = record_of(where)
     inv_freq, scaling = live_rotation(where)
@@ -90,6 +90,14 @@ def describe(model: PreTrainedModel) -> Description:
         bias=str(getattr(where.base, "posenc_bias", "none")),
         portability=_portability(where, record),
     )
+
+
+def bare(model: Any) -> PreTrainedModel:
+    """The transformers model inside a PEFT or compiled one."""
+    model = getattr(model, "_orig_mod", model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    refuse_strangers(model)
+    return model
 
 
 def _portability(where: Places, record: Record | None) -> str:
@@ -139,9 +147,9 @@ def record_of(where: Places) -> Record | None:
     return None if data is None else Record.from_dict(data)
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_model(model: Any) -> None:
     """Raise where the live model does not do what its config says, with every disagreement found."""
-    refuse_unpatchable(model)
+    model = bare(model)
     where = places(model)
     record = record_of(where)
     if record is None:
@@ -164,6 +172,8 @@ def _rotary_faults(where: Places, effect: Effect | None) -> list[str]:
     live = getattr(where.rotary, "original_inv_freq", where.rotary.inv_freq).float().cpu()
     if effect is not None:
         live = where.rotary.inv_freq.float().cpu()
+    if where.config.rope_parameters.get("rope_type") == SEALED:
+        return [] if not live.any() and isinstance(where.rotary, Rotary) else ["the rotation is not switched off"]
     fresh = rotary_class(where)(config=where.config)
     half = where.rotary.inv_freq.dtype != torch.float32
     faults = []
@@ -230,7 +240,7 @@ def _table_faults(where: Places, effect: Effect) -> list[str]:
         return ["the position table of the scheme is missing"] if effect.table is not None else []
     if not isinstance(inner, (ComputedTable, LearnedTable)):
         return [f"the position table is a {type(inner).__name__}, not the one that the patch put there"]
-    rows = inner.num_embeddings if isinstance(inner, LearnedTable) else inner.rows
-    if rows != where.config.max_position_embeddings:
+    rows = inner.num_embeddings if isinstance(inner, LearnedTable) else None
+    if rows is not None and rows != where.config.max_position_embeddings:
         return [f"the table has {rows} rows and the config promises {where.config.max_position_embeddings}"]
     return []

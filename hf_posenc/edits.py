@@ -56,10 +56,31 @@ class Hook:
 
 
 @dataclass
+class StateDictHook:
+    """A hook that runs before a state dict is made, that is before every kind of save."""
+
+    module: nn.Module
+    function: Callable[..., Any]
+    handle: Any = None
+
+    def exchange(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
+        else:
+            self.handle = self.module.register_state_dict_pre_hook(self.function)
+
+
+Edit = Swap | Hook | StateDictHook
+
+
+@dataclass
 class Journal:
     """The edits of one patch, in order."""
 
-    edits: Sequence[Swap | Hook] = field(default_factory=list)
+    edits: Sequence[Edit] = field(default_factory=list)
+    final: str | None = None
+    """Why this patch cannot be undone, where the original is not at hand."""
 
     def apply(self) -> None:
         _exchange_all(self.edits)
@@ -68,8 +89,8 @@ class Journal:
         _exchange_all(list(reversed(self.edits)))
 
 
-def _exchange_all(edits: Sequence[Swap | Hook]) -> None:
-    done: list[Swap | Hook] = []
+def _exchange_all(edits: Sequence[Edit]) -> None:
+    done: list[Edit] = []
     try:
         for edit in edits:
             edit.exchange()

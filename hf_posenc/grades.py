@@ -60,3 +60,29 @@ def cells() -> dict[tuple[str, str], str]:
             except PosencError as reason:
                 table[name, family.name] = f"refused: {reason}"
     return table
+
+
+def serving_advice(scheme: str, portability: str) -> str:
+    """Which runtimes other than transformers can serve a model, honestly."""
+    if scheme not in SCHEMES:
+        return "whatever serves the unpatched model"
+    if portability.startswith(WEIGHTS):
+        return "any that serves this family: the table is part of the weights"
+    if portability.startswith(CONFIG):
+        if scheme in ("none", "proportional"):
+            return "none is known to read this rope_type; transformers does"
+        return "those that read rope_parameters (vLLM, llama.cpp after conversion); not measured here"
+    nearest = SCHEMES[scheme].nearest
+    if nearest is None:
+        return "none can; no scheme that they know is near it (yarn or ntk extend the same base model)"
+    return f"none can; the nearest scheme that they know is {nearest!r}"
+
+
+def table_markdown() -> str:
+    """The table of the README."""
+    grades, names = cells(), list(FAMILIES)
+    lines = [f"| scheme | {' | '.join(names)} | what it does |", "|---" * (len(names) + 2) + "|"]
+    for name, scheme in SCHEMES.items():
+        row = " | ".join(grades[name, family].partition(":")[0] for family in names)
+        lines.append(f"| `{name}` | {row} | {scheme.summary} |")
+    return "\n".join(lines)

@@ -45,8 +45,7 @@ def patch_model(
         before.undo()
     try:
         where = places(model)
-        geometry = measure(where, chosen, existing)
-        journal = plan(where, chosen, geometry)
+        journal = plan(where, chosen, measure(where, chosen, existing), lost=before.final if before else None)
         journal.apply()
     except BaseException:
         if before is not None:
@@ -61,6 +60,8 @@ def unpatch_model(model: M) -> M:
     journal = journal_of(model)
     if journal is None:
         raise PosencError("This model is not patched: there is nothing to undo.")
+    if journal.final is not None:
+        raise PosencError(f"The patch cannot be undone: {journal.final}.")
     journal.undo()
     return model
 
@@ -82,16 +83,20 @@ def refuse_unpatchable(model: Any) -> None:
         )
     if hasattr(model, "_orig_mod"):
         raise UnsupportedModel("This is a compiled model. Patch the model first, then torch.compile it.")
-    if not isinstance(model, PreTrainedModel):
-        inner = getattr(model, "module", None)
-        hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
-        raise UnsupportedModel(
-            f"patch_model takes a transformers PreTrainedModel, got {type(model).__module__}."
-            f"{type(model).__qualname__}.{hint}"
-        )
+    refuse_strangers(model)
     meta = [name for name, p in model.named_parameters() if p.device.type == "meta"]
     if meta:
         raise UnsupportedModel(
             f"{len(meta)} parameters of this model are on the meta device ({meta[0]}, ...), so that it has no weights "
             "to work with. Load the weights first (without device_map offloading to 'meta'), then patch."
+        )
+
+
+def refuse_strangers(model: Any) -> None:
+    """Raise for what is no transformers model."""
+    if not isinstance(model, PreTrainedModel):
+        inner = getattr(model, "module", None)
+        hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
+        raise UnsupportedModel(
+            f"A transformers PreTrainedModel is wanted, got {type(model).__module__}.{type(model).__qualname__}.{hint}"
         )

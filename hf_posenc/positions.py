@@ -14,7 +14,9 @@ from .registry import PosencError
 from .sites import FollowingRotation, Rotation
 
 PREFIX = "hf_posenc_"
-"""Opens the names of our attention functions, in the config of every sealed model."""
+"""Opens the names of our attention functions."""
+SEAL = "hf_posenc: pip install hf-posenc, then hf_posenc.load(path)"
+"""What `config.json` of a sealed model names as its attention: transformers refuses it, and prints it."""
 
 
 class Positions(Fp32Buffers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,9 @@ from .schemes import SCHEMES, Scheme
 from .sites import Geometry, finite
 
 FORMAT = 1
-KEYS = ("format", "scheme", "options", "geometry")
+KEYS = ("format", "scheme", "options", "geometry", "original")
+
+ORIGINAL = ("max_position_embeddings", "rope_parameters")
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class Record:
 
     scheme: Scheme
     geometry: Geometry
+    original: dict[str, Any]
+    """The config values that the patch replaced."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -27,6 +32,7 @@ class Record:
             "scheme": self.scheme.name,
             "options": self.scheme.options(),
             "geometry": {k: v for k, v in dataclasses.asdict(self.geometry).items() if v is not None},
+            "original": copy.deepcopy(self.original),
         }
 
     @classmethod
@@ -42,10 +48,11 @@ class Record:
                 f"This posenc record is of format {version} and this hf_posenc reads up to {FORMAT}: update hf_posenc."
             )
         _keys(data, KEYS, KEYS, "A posenc record")
-        options, geometry = data["options"], data["geometry"]
-        if not isinstance(options, dict) or not isinstance(geometry, dict):
-            raise PosencError("In a posenc record, options and geometry are JSON objects.")
-        return cls(SCHEMES[data["scheme"]].from_options(options), read_geometry(geometry))
+        for key in ("options", "geometry", "original"):
+            if not isinstance(data[key], dict):
+                raise PosencError(f"In a posenc record {key} is a JSON object, got {data[key]!r}.")
+        scheme = SCHEMES[data["scheme"]].from_options(data["options"])
+        return cls(scheme, read_geometry(data["geometry"]), read_original(data["original"]))
 
 
 def read_geometry(data: dict[str, Any]) -> Geometry:
@@ -64,6 +71,14 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
         if not good:
             raise PosencError(f"The geometry of a posenc record has {name}={value!r}, which makes no sense.")
     return Geometry(**data)
+
+
+def read_original(data: dict[str, Any]) -> dict[str, Any]:
+    _keys(data, ["max_position_embeddings"], ORIGINAL, "The original of a posenc record")
+    length, rope = data["max_position_embeddings"], data.get("rope_parameters", {})
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1 or not isinstance(rope, dict):
+        raise PosencError(f"The original of a posenc record makes no sense: {data!r}.")
+    return copy.deepcopy(data)
 
 
 def _keys(data: dict[str, Any], needed: Any, known: Any, what: str) -> None:

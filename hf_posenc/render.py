@@ -10,54 +10,80 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from . import attention as _attention  # noqa: F401  importing registers the attention functions
-from .edits import Hook, Journal, Swap
+from .edits import Edit, Hook, Journal, StateDictHook, Swap
 from .families import Places
 from .grades import is_sealed
-from .positions import PREFIX, Link, Positions, before_attention
+from .positions import PREFIX, SEAL, Link, Positions, before_attention
 from .records import Record
 from .registry import PosencError
-from .rotary import SEALED, Rotary
+from .rotary import SEALED, UNTURNED, Rotary
 from .schemes import Scheme
+from .sidecar import before_state_dict
 from .sites import Effect, Geometry, Rotation
 from .tables import ZeroTable
 
+LOST = (
+    "this model was loaded from a patched checkpoint, which does not hold the position table that the model had "
+    "before; load the original model instead"
+)
 
-def plan(where: Places, scheme: Scheme, geometry: Geometry) -> Journal:
-    """All edits that the scheme means on this model. Nothing is changed yet."""
+
+def plan(
+    where: Places, scheme: Scheme, geometry: Geometry, *, loaded: Record | None = None, lost: str | None = None
+) -> Journal:
+    """All edits that the scheme means on this model. Nothing is changed yet.
+
+    `loaded`: the model has just been loaded from a checkpoint of itself patched, and its tables hold what that says.
+    `lost`: why the model's own table is not at hand any more.
+    """
     effect = scheme.effect(geometry)
+    if lost is not None and effect.table is not None and effect.table.reads_native:
+        raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
     target = scheme.span(geometry).target
     sealed = is_sealed(effect, where.rotary is not None)
-    config, like = where.config, where.base.get_input_embeddings().weight
-    edits: list[Swap | Hook] = [Swap(config, "max_position_embeddings", target)]
-    edits += _table_edits(where, effect, target, like)
+    config = where.config
+    record = loaded or Record(scheme, geometry, original_of(where))
+    edits: list[Edit] = [Swap(config, "max_position_embeddings", target)]
+    edits += _table_edits(where, effect, 1 if sealed else target, loaded is not None)
     if where.rotary is not None:
         edits += _rotary_edits(where, effect, geometry, sealed, target)
     if sealed:
         edits += _attention_edits(where, effect)
-    edits.append(Swap(config, "posenc", Record(scheme, geometry).to_dict()))
-    journal = Journal(edits)
+    edits.append(Swap(config, "posenc", record.to_dict()))
+    edits.append(StateDictHook(where.model, before_state_dict))
+    journal = Journal(edits, final=LOST if loaded is not None and where.table is not None else lost)
     edits.append(Swap(where.base, "posenc_journal", journal))
     return journal
 
 
-def _table_edits(where: Places, effect: Effect, rows: int, like: Tensor) -> list[Swap | Hook]:
-    edits: list[Swap | Hook] = []
+def original_of(where: Places) -> dict[str, Any]:
+    """The config values that a patch replaces."""
+    values = {"max_position_embeddings": where.config.max_position_embeddings}
+    if where.rotary is not None:
+        values["rope_parameters"] = copy.deepcopy(where.config.rope_parameters)
+    return values
+
+
+def _table_edits(where: Places, effect: Effect, rows: int, loaded: bool) -> list[Edit]:
+    edits: list[Edit] = []
     if where.embeddings is not None:
         edits.append(Hook(where.embeddings, before_embeddings))
-    if where.table is not None:
-        native = where.table
-        if effect.table is not None:
-            module = effect.table.module(native, native.weight)
+    native, source = where.table, effect.table
+    if native is not None:
+        like = native.weight
+        if source is None:
+            # In a sealed checkpoint the table has one row: of no use to whoever forces the seal, and refused.
+            module: nn.Module = ZeroTable(native.embedding_dim, rows, like)
         else:
-            module = ZeroTable(native.embedding_dim, rows, native.weight)
+            module = source.restored(native, like) if loaded else source.module(native, like)
         path = (where.family.table or "").rpartition(".")
-        owner = where.base.get_submodule(path[0])
-        edits.append(Swap(owner, path[2], module))
-    elif effect.table is not None:
-        edits.append(Swap(where.base, "posenc_table", effect.table.module(None, like)))
+        edits.append(Swap(where.base.get_submodule(path[0]), path[2], module))
+    elif source is not None:
+        like = where.base.get_input_embeddings().weight
+        edits.append(Swap(where.base, "posenc_table", source.module(None, like)))
         edits.append(Swap(where.layers[0], "posenc_link", Link(where.base)))
         edits.append(Hook(where.layers[0], before_first_layer))
     return edits
@@ -82,7 +108,7 @@ def before_embeddings(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     return args, kwargs
 
 
-def _rotary_edits(where: Places, effect: Effect, geometry: Geometry, sealed: bool, target: int) -> list[Swap | Hook]:
+def _rotary_edits(where: Places, effect: Effect, geometry: Geometry, sealed: bool, target: int) -> list[Edit]:
     assert geometry.rope is not None
     theta = geometry.rope["rope_theta"]
     rotation = effect.rotation
@@ -90,7 +116,7 @@ def _rotary_edits(where: Places, effect: Effect, geometry: Geometry, sealed: boo
         parameters: dict[str, Any] = {"rope_type": SEALED, "rope_theta": theta}
         rotation = None
     elif rotation is None:
-        parameters = {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": 0.0}
+        parameters = {"rope_theta": theta, **UNTURNED}
     else:
         parameters = dict(rotation.parameters or {})
     module = _rebuilt(where, parameters, target, rotation)
@@ -110,7 +136,8 @@ def _rebuilt(where: Places, parameters: dict[str, Any], target: int, rotation: R
     """The family's own rotary module made from the new parameters, as anyone who loads the config will make it."""
     config = copy.deepcopy(where.config)
     config.max_position_embeddings = target
-    config.rope_parameters = copy.deepcopy(parameters)
+    sealed = parameters["rope_type"] == SEALED
+    config.rope_parameters = {**copy.deepcopy(parameters), **(UNTURNED if sealed else {})}
     inner = rotary_class(where)(config=config)
     inner.config = where.config
     pairs = len(where.rotary.inv_freq)
@@ -128,7 +155,7 @@ def _rebuilt(where: Places, parameters: dict[str, Any], target: int, rotation: R
     return Rotary(inner.to(where.rotary.inv_freq.device))
 
 
-def _attention_edits(where: Places, effect: Effect) -> list[Swap | Hook]:
+def _attention_edits(where: Places, effect: Effect) -> list[Edit]:
     config, base = where.config, where.base
     kernel = config._attn_implementation
     if kernel not in ("sdpa", "eager"):
@@ -137,9 +164,9 @@ def _attention_edits(where: Places, effect: Effect) -> list[Swap | Hook]:
             "Call model.set_attn_implementation('sdpa') first."
         )
     rotation = effect.rotation if where.rotary is None or _follows(effect) else None
-    edits: list[Swap | Hook] = [
+    edits: list[Edit] = [
         Swap(config, "_attn_implementation", PREFIX + kernel),
-        Swap(config, "attn_implementation", PREFIX + kernel),  # what config.json will say
+        Swap(config, "attn_implementation", SEAL),  # what config.json will say
         Swap(base, "posenc", Positions(rotation, base.get_input_embeddings().weight.device)),
     ]
     if effect.bias is not None:

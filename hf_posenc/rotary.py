@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from torch import nn
 
 from .precision import apply_but_keep_fp32
 
 SEALED = "hf_posenc"
-"""The `rope_type` of a model that RoPE does not describe: unknown to transformers unless this package is imported."""
+"""The `rope_type` of a model that RoPE does not describe. transformers does not know it, and refuses to build it."""
+
+UNTURNED = {"rope_type": "proportional", "partial_rotary_factor": 0.0}
+"""transformers' words for a rotation by nothing."""
 
 
 class Rotary(nn.Module):
@@ -33,14 +34,3 @@ class Rotary(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("inner"), name)
-
-
-def unturned(config: Any, device: Any = None, seq_len: Any = None, layer_type: Any = None) -> tuple[Tensor, float]:
-    """Frequencies of zero: the rotation is switched off, positions enter the model elsewhere."""
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    parameters = config.rope_parameters[layer_type] if layer_type is not None else config.rope_parameters
-    return torch.zeros(int(dim * parameters.get("partial_rotary_factor", 1.0)) // 2, device=device), 1.0
-
-
-# The socket that transformers offers for new kinds of RoPE. No model but those that name it is touched.
-ROPE_INIT_FUNCTIONS[SEALED] = unturned

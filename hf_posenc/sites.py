@@ -41,8 +41,15 @@ class Span:
 class TableSource(Protocol):
     """A vector per position, added to the input."""
 
+    @property
+    def reads_native(self) -> bool:
+        """Whether it is made from the family's own table."""
+
     def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
         """The module that maps position ids to vectors; `native` is the family's own table, if it has one."""
+
+    def restored(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
+        """The same, where `native` has been loaded from a checkpoint of the patched model."""
 
 
 @dataclass(frozen=True, kw_only=True)

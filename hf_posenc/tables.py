@@ -14,13 +14,14 @@ from .registry import PosencError
 class ComputedTable(Fp32Buffers):
     """A position table that is computed, not stored, and so never ends.
 
-    It saves itself as the `weight` of an embedding of `rows` rows, which is what the family itself would load.
+    It saves itself as the `weight` of an embedding of `rows` rows, which is what the family itself would load; where
+    the family has no such table, `rows` is None and nothing is saved.
     """
 
     follows_dtype = ("anchor",)
     anchor: Tensor
 
-    def __init__(self, size: int, rows: int, like: Tensor):
+    def __init__(self, size: int, rows: int | None, like: Tensor):
         super().__init__()
         self.size, self.rows = size, rows
         # Follows the model's dtype and device, and says which the vectors are wanted in.
@@ -35,7 +36,8 @@ class ComputedTable(Fp32Buffers):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self(torch.arange(self.rows, device=self.anchor.device))
+        if self.rows is not None:
+            destination[prefix + "weight"] = self(torch.arange(self.rows, device=self.anchor.device))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         state_dict.pop(prefix + "weight", None)

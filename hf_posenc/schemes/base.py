@@ -32,6 +32,9 @@ class Scheme:
     rescales: ClassVar[bool] = False
     """Whether it starts from the frequencies that the model has, which may be scaled already."""
 
+    nearest: ClassVar[str | None] = None
+    """For a scheme that other runtimes cannot serve: one like it that they can."""
+
     target_length: int | None = None
     trained_length: int | None = None
     factor: float | None = None

@@ -86,6 +86,7 @@ class Learned(Scheme):
 class _Source:
     scheme: Learned
     geometry: Geometry
+    reads_native: bool = True
 
     def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
         rows = self.scheme.span(self.geometry).target
@@ -96,6 +97,12 @@ class _Source:
         else:
             weight = self._resized(self._trained(native.weight.detach().float()), rows)
         weight = weight.to(dtype=like.dtype, device=like.device)
+        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+
+    def restored(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
+        if native is None:  # its weights come with those of the model
+            return self.module(None, like)
+        weight = native.weight.detach()
         return LearnedTable(len(weight), weight.shape[1], _weight=weight)
 
     def _trained(self, table: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class LongRope(RotaryScheme):
     summary = "RoPE, a factor per pair, another set past the trained length"
     extends = True
     rescales = True
+    nearest = "yarn"
 
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None

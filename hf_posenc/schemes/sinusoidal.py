@@ -26,7 +26,7 @@ def sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
 class SinusoidTable(ComputedTable):
     inv_freq: Tensor
 
-    def __init__(self, size: int, base: float, layout: str, rows: int, like: Tensor):
+    def __init__(self, size: int, base: float, layout: str, rows: int | None, like: Tensor):
         super().__init__(size, rows, like)
         self.layout = layout
         frequencies = torch.tensor(default_frequencies(size, base), device=like.device)
@@ -64,7 +64,10 @@ class Sinusoidal(Scheme):
 class _Source:
     scheme: Sinusoidal
     geometry: Geometry
+    reads_native: bool = False
 
     def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
-        rows = self.scheme.span(self.geometry).target
+        rows = None if native is None else self.scheme.span(self.geometry).target
         return SinusoidTable(self.geometry.hidden_size, self.scheme.base, self.scheme.layout, rows, like)
+
+    restored = module

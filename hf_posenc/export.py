@@ -1,0 +1,175 @@
+"""Checkpoints patched and described on disk, without a model in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .checkpoint import INDEX, WEIGHTS, model_class_of, unpatched_config, weight_files
+from .describe import Description, describe
+from .families import Places, places
+from .files import find, read_json
+from .measure import measure
+from .patch import EXISTING
+from .records import Record
+from .registry import PosencError, suggestion
+from .render import plan
+from .restore import restore
+from .schemes import Scheme, scheme_from
+from .sidecar import FILE
+from .staging import staged
+
+
+def patch_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    scheme: str | Scheme,
+    *,
+    existing: str | None = None,
+    **options: Any,
+) -> Description:
+    """Write a patched copy of the checkpoint in directory `source`, and tell what it does.
+
+    Where the scheme lives in the config no weights are read; else only the shard that holds the position table is
+    in memory, and the rest is copied file by file. Tokenizer files come along with their length updated.
+    """
+    chosen = scheme_from(scheme, options)
+    if existing is not None and existing not in EXISTING:
+        raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
+    origin = os.fspath(source)
+    if not os.path.isdir(origin):
+        raise PosencError(f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk.")
+    raw = _config_of(origin)
+    model, where = _skeleton(raw)
+    files = weight_files(origin, {})
+    table_key = _table_key(where, files)
+    if table_key is not None:
+        if "posenc" in raw:
+            raise PosencError(f"{origin} is patched already and its own table is gone: patch the original checkpoint.")
+        with safe_open(files[table_key], framework="pt") as stored:
+            where.table.weight = nn.Parameter(stored.get_tensor(table_key))  # type: ignore[union-attr]
+    journal = plan(where, chosen, measure(where, chosen, existing))
+    journal.apply()
+    tensors = _own_parameters(model, files)
+    if table_key is not None:
+        tensors[table_key] = where.table.state_dict()["weight"]  # type: ignore[union-attr]
+    with staged(target) as folder:
+        _copy_small_files(Path(origin), folder, where.config.max_position_embeddings)
+        where.config.save_pretrained(folder)
+        _write_weights(Path(origin), folder, files, tensors)
+    return describe(model)
+
+
+def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Description, dict[str, Any] | None]:
+    """What the model at `path` would do, without its weights; and, for an adapter, the adapter's own config."""
+    where = os.fspath(path)
+    adapter = find(where, "adapter_config.json", hub)
+    if adapter is None:
+        return describe(_described(_config_of(where, hub))), None
+    settings, file = read_json(adapter), find(where, FILE, hub)
+    base = settings.get("base_model_name_or_path")
+    if not base:
+        raise PosencError(f"{where} does not say what its base model is.")
+    raw = _config_of(base, {})
+    record = Record.from_dict(read_json(file)) if file is not None else None
+    if record is None or "posenc" in raw:
+        return describe(_described(raw)), settings
+    model, places_ = _skeleton(raw)
+    plan(places_, record.scheme, record.geometry).apply()
+    return describe(model), settings
+
+
+def _described(raw: dict[str, Any]) -> PreTrainedModel:
+    model, _ = _skeleton(raw)
+    if "posenc" in raw:
+        restore(model, Record.from_dict(raw["posenc"]), raw)
+    return model
+
+
+def _config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
+    file = find(path, "config.json", hub or {})
+    if file is None:
+        raise PosencError(f"{path} holds no config.json: it is not a checkpoint of a model.")
+    return read_json(file)
+
+
+def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
+    """The model of a config, before any patch, with shapes but without weights."""
+    record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
+    config = unpatched_config(raw, record)
+    cls = model_class_of(raw, None)
+    with torch.device("meta"):
+        model = cls(config)
+    if record is not None:
+        model.config.max_position_embeddings = record.original["max_position_embeddings"]
+    where = places(model)
+    if where.rotary is not None:  # its frequencies are not weights: they come from the config
+        path = (where.family.rotary or "").rpartition(".")
+        setattr(where.base.get_submodule(path[0]), path[2], type(where.rotary)(config=model.config))
+    embedding = where.base.get_input_embeddings()
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    embedding.weight = nn.Parameter(torch.empty(0, embedding.embedding_dim, dtype=dtype))
+    if where.table is not None:
+        where.table.weight = nn.Parameter(torch.empty(where.table.weight.shape, dtype=dtype))
+    return model, where
+
+
+def _table_key(where: Places, files: dict[str, str]) -> str | None:
+    """The name of the position table in the files: with the prefix of the base model or without."""
+    if where.family.table is None:
+        return None
+    tail = where.family.table + ".weight"
+    key = next((k for k in files if k == tail or k.endswith("." + tail)), None)
+    if key is None:
+        raise PosencError(f"The checkpoint holds no {tail!r}: it is not whole, or of another family.")
+    return key
+
+
+def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, Tensor]:
+    """The parameters that the scheme brings, named as the files name their base model."""
+    prefix = model.base_model_prefix + "."
+    prefixed = any(key.startswith(prefix) for key in files)
+    named = {name: p.detach() for name, p in model.named_parameters() if "posenc_" in name}
+    return {name if prefixed else name.removeprefix(prefix): p for name, p in named.items()}
+
+
+def _copy_small_files(source: Path, folder: Path, length: int) -> None:
+    for file in source.iterdir():
+        weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == INDEX
+        if file.is_file() and not weights and file.name != "config.json":
+            shutil.copy2(file, folder / file.name)
+    tokenizer = folder / "tokenizer_config.json"
+    if tokenizer.exists():
+        settings = read_json(str(tokenizer))
+        settings["model_max_length"] = length
+        tokenizer.unlink()
+        tokenizer.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_weights(source: Path, folder: Path, files: dict[str, str], changed: dict[str, Tensor]) -> None:
+    """Copy the shards, rewriting only those that hold a changed tensor; a new one goes to the last."""
+    last = max(files.values())
+    homes = {key: files.get(key, last) for key in changed}
+    for file in sorted(set(files.values())):
+        here = {key: tensor.contiguous() for key, tensor in changed.items() if homes[key] == file}
+        if not here:
+            shutil.copy2(file, folder / os.path.basename(file))
+            continue
+        with safe_open(file, framework="pt") as stored:
+            kept = {key: stored.get_tensor(key) for key in stored.keys() if key not in here}  # noqa: SIM118
+            save_file({**kept, **here}, folder / os.path.basename(file), metadata=stored.metadata())
+    if (source / INDEX).exists():
+        index = read_json(str(source / INDEX))
+        index["weight_map"].update({key: os.path.basename(home) for key, home in homes.items()})
+        index.get("metadata", {}).pop("total_size", None)
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    assert (folder / WEIGHTS).exists() or (folder / INDEX).exists()

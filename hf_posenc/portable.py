@@ -1,0 +1,46 @@
+"""A sealed checkpoint that `trust_remote_code=True` can open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+MODULE = "modeling_hf_posenc"
+CODE = '''"""Opens this checkpoint with its own position scheme. Needs: pip install hf-posenc"""
+
+from hf_posenc import load
+
+
+class Patched:
+    @classmethod
+    def from_pretrained(cls, path, *args, config=None, **kwargs):
+        kwargs.pop("trust_remote_code", None)
+        return load(path, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoModel"):
+        pass
+'''
+
+
+def write_portable(folder: Path, model: PreTrainedModel) -> None:
+    """Add the module and the `auto_map` that names it for the auto class of this model's head."""
+    (folder / f"{MODULE}.py").write_text(CODE, encoding="utf-8")
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["auto_map"] = {auto: f"{MODULE}.Patched" for auto in _auto_classes(model)}
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _auto_classes(model: PreTrainedModel) -> list[str]:
+    from transformers.models.auto import modeling_auto
+
+    name = type(model).__name__
+    found = []
+    for auto in vars(modeling_auto).values():
+        mapping = getattr(auto, "_model_mapping", None)
+        if mapping is not None and mapping._model_mapping.get(model.config.model_type) == name:
+            found.append(auto.__name__)
+    return sorted(found)
