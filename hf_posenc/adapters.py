@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import transformers
-from peft import PeftModel
 from transformers import PreTrainedModel
 
 from .describe import record_of
@@ -30,7 +29,7 @@ TASKS = {
 
 def load_adapter(
     path: str, load_base: Callable[..., PreTrainedModel], base: Any, hub: dict[str, Any], **kwargs: Any
-) -> PeftModel:
+) -> Any:
     """The adapter at `path` on its base model, which is loaded and patched first."""
     adapter = read_json(str(find(path, "adapter_config.json", hub)))
     file = find(path, FILE, hub)
@@ -51,6 +50,8 @@ def load_adapter(
         if record is not None and not is_patched(model):
             apply_record(model, record)
     refuse_other_positions(model, record, path)
+    from peft import PeftModel  # takes seconds, and only adapters need it
+
     return PeftModel.from_pretrained(model, path, is_trainable=trainable, **hub)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import transformers
-from peft import PeftModel
 from safetensors import safe_open
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
@@ -37,7 +36,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
     `from_pretrained(..., trust_remote_code=True)` loads a sealed model wherever this package is installed. `kwargs`
     go to `save_pretrained`.
     """
-    adapted = isinstance(model, PeftModel)
+    adapted = hasattr(model, "get_base_model")  # asked so, since importing peft takes seconds
     base = model.get_base_model() if adapted else model
     if not isinstance(base, PreTrainedModel):
         raise PosencError(f"save takes a transformers model or a PeftModel, got {type(model).__qualname__}.")
@@ -196,7 +195,7 @@ def model_class_of(raw: dict[str, Any], given: Any) -> Any:
 def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it."""
     adapted = load(adapter, **kwargs)
-    if not isinstance(adapted, PeftModel):
+    if not hasattr(adapted, "merge_and_unload"):
         raise PosencError(f"{adapter} holds no adapter to merge.")
     model: PreTrainedModel = adapted.merge_and_unload()
     save(model, out)

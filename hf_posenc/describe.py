@@ -7,20 +7,21 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionMaskInterface, PreTrainedModel
 
 from .families import Places, places
 from .grades import MEANING, grade, is_sealed
+from .measure import own_rope
 from .patch import journal_of, refuse_strangers
 from .positions import PREFIX, before_attention
 from .records import Record
 from .registry import PosencError
-from .render import rotary_class
+from .render import before_embeddings, before_first_layer, rotary_class
 from .rotary import SEALED, Rotary
 from .schemes.rotary import RotaryScheme
 from .sites import Effect
-from .tables import ComputedTable, LearnedTable
+from .tables import ComputedTable, LearnedTable, ZeroTable
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _portability(where: Places, record: Record | None) -> str:
 
 
 def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:
-    if rope is not None:
+    if rope is not None and rope.get("rope_type") != SEALED:
         return rope["rope_theta"]
     scheme = record.scheme if record else None
     return scheme.theta(record.geometry) if record and isinstance(scheme, RotaryScheme) else None
@@ -152,7 +153,9 @@ def check_model(model: Any) -> None:
     model = bare(model)
     where = places(model)
     record = record_of(where)
-    if record is None:
+    if record is None and journal_of(model) is not None:
+        faults = ["the model is patched, and its config has lost the 'posenc' record"]
+    elif record is None:
         faults = _rotary_faults(where, None)
     elif journal_of(model) is None:
         faults = [
@@ -169,16 +172,16 @@ def check_model(model: Any) -> None:
 def _rotary_faults(where: Places, effect: Effect | None) -> list[str]:
     if where.rotary is None:
         return []
-    live = getattr(where.rotary, "original_inv_freq", where.rotary.inv_freq).float().cpu()
-    if effect is not None:
-        live = where.rotary.inv_freq.float().cpu()
-    if where.config.rope_parameters.get("rope_type") == SEALED:
+    kind = own_rope(where)["rope_type"]
+    moving = effect is None and kind in ("dynamic", "longrope")  # transformers' own change with each call
+    live = (where.rotary.original_inv_freq if moving else where.rotary.inv_freq).float().cpu()
+    if kind == SEALED:
         return [] if not live.any() and isinstance(where.rotary, Rotary) else ["the rotation is not switched off"]
     fresh = rotary_class(where)(config=where.config)
     half = where.rotary.inv_freq.dtype != torch.float32
     faults = []
-    if fresh.inv_freq.shape != live.shape or not torch.allclose(fresh.inv_freq, live, rtol=1e-2 if half else 1e-5):
-        kind = where.config.rope_parameters.get("rope_type")
+    near = 1e-2 if half else 1e-5
+    if fresh.inv_freq.shape != live.shape or not torch.allclose(fresh.inv_freq, live, rtol=near, atol=0.0):
         faults.append(
             f"config.rope_parameters ({kind!r}) means other frequencies than the live rotary module has; a config "
             "edited after construction changes nothing, use patch_model"
@@ -234,13 +237,35 @@ def _shared_faults(where: Places, effect: Effect) -> list[str]:
 
 
 def _table_faults(where: Places, effect: Effect) -> list[str]:
+    faults = []
+    if where.embeddings is not None and before_embeddings not in where.embeddings._forward_pre_hooks.values():
+        faults.append("the embeddings have lost their hook")
+    added = where.table is None and effect.table is not None
+    if added and before_first_layer not in where.layers[0]._forward_pre_hooks.values():
+        faults.append("the first layer has lost the hook that adds positions")
     own = where.table if where.table is not None else getattr(where.base, "posenc_table", None)
-    inner = getattr(own, "original_module", own)  # peft keeps trained copies behind a wrapper
-    if own is None:
-        return ["the position table of the scheme is missing"] if effect.table is not None else []
+    inner: Any = getattr(own, "original_module", own)  # peft keeps trained copies behind a wrapper
+    if inner is None:
+        return [*faults, "the position table of the scheme is missing"] if effect.table is not None else faults
     if not isinstance(inner, (ComputedTable, LearnedTable)):
-        return [f"the position table is a {type(inner).__name__}, not the one that the patch put there"]
-    rows = inner.num_embeddings if isinstance(inner, LearnedTable) else None
-    if rows is not None and rows != where.config.max_position_embeddings:
-        return [f"the table has {rows} rows and the config promises {where.config.max_position_embeddings}"]
-    return []
+        return [*faults, f"the position table is a {type(inner).__name__}, not the one that the patch put there"]
+    wanted = _wanted_table(where, effect, inner)
+    if str(wanted) != str(inner) or not _same_buffers(wanted, inner):
+        faults.append(f"the position table is {inner}, and the scheme means {wanted}")
+    if isinstance(inner, LearnedTable) and inner.num_embeddings != where.config.max_position_embeddings:
+        promise = where.config.max_position_embeddings
+        faults.append(f"the table has {inner.num_embeddings} rows and the config promises {promise}")
+    return faults
+
+
+def _wanted_table(where: Places, effect: Effect, inner: Any) -> nn.Module:
+    like = inner.weight if isinstance(inner, LearnedTable) else inner.anchor
+    if effect.table is None:
+        return ZeroTable(inner.size if isinstance(inner, ComputedTable) else inner.embedding_dim, None, like)
+    native = inner if isinstance(inner, LearnedTable) and where.table is not None else None
+    return effect.table.restored(native, like)
+
+
+def _same_buffers(one: nn.Module, other: nn.Module) -> bool:
+    theirs = dict(other.named_buffers())
+    return all(torch.equal(buffer, theirs[name]) for name, buffer in one.named_buffers())

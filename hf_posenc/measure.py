@@ -18,7 +18,7 @@ def measure(where: Places, scheme: Scheme, existing: str | None) -> Geometry:
     head = _head_dim(where)
     rotary_dim = head
     if where.rotary is not None:
-        rope = _own_rope(where)
+        rope = own_rope(where)
         rotary_dim = 2 * len(where.rotary.inv_freq)
         if rope["rope_type"] != "default" and scheme.rescales:
             rope, trained = _on_scaled(rope, trained, existing, scheme)
@@ -41,7 +41,7 @@ def _head_dim(where: Places) -> int:
     return int(where.config.hidden_size // where.config.num_attention_heads)
 
 
-def _own_rope(where: Places) -> dict[str, Any]:
+def own_rope(where: Places) -> dict[str, Any]:
     rope = getattr(where.config, "rope_parameters", None)
     if not isinstance(rope, dict) or not isinstance(rope.get("rope_theta"), (int, float)):
         raise UnsupportedModel(

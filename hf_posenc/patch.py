@@ -59,7 +59,7 @@ def unpatch_model(model: M) -> M:
     refuse_unpatchable(model)
     journal = journal_of(model)
     if journal is None:
-        raise PosencError("This model is not patched: there is nothing to undo.")
+        raise PosencError("This model is not patched: there is nothing to undo. Its positions are its own.")
     if journal.final is not None:
         raise PosencError(f"The patch cannot be undone: {journal.final}.")
     journal.undo()

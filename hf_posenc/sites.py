@@ -132,4 +132,9 @@ def span(geometry: Geometry, target_length: int | None, factor: float | None) ->
 
 def finite(value: object) -> bool:
     """Whether a value is a number that maths can be done with (bool is not)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False

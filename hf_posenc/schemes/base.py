@@ -13,6 +13,14 @@ from ..sites import Effect, Geometry, Span, finite, span
 S = TypeVar("S", bound="type[Scheme]")
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")
+MOST = 10**12
+"""No length, factor or theta is larger; powers of what is below stay within a float."""
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a very large whole number"
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def register(cls: S) -> S:
@@ -40,6 +48,9 @@ class Scheme:
     factor: float | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.default is not None and getattr(self, field.name) is None:
+                raise PosencError(f"{field.name} cannot be None; leave it out for its default, {field.default!r}.")
         self._check_count("target_length", "trained_length")
         self._check_number("factor", least=1.0)
 
@@ -74,8 +85,8 @@ class Scheme:
     def _check_count(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise PosencError(f"{name} must be a positive whole number, got {value!r}.")
+            if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST):
+                raise PosencError(f"{name} must be a positive whole number below {MOST:g}, got {shown(value)}.")
 
     def _check_number(
         self, *names: str, least: float | None = None, above: float | None = None, most: float | None = None
@@ -85,7 +96,9 @@ class Scheme:
             if value is None:
                 continue
             if not finite(value):
-                raise PosencError(f"{name} must be a finite number, got {value!r}.")
+                raise PosencError(f"{name} must be a finite number, got {shown(value)}.")
+            if abs(value) > MOST or 0 < abs(value) < 1 / MOST:
+                raise PosencError(f"{name} must be a number between {1 / MOST:g} and {MOST:g}, got {shown(value)}.")
             if least is not None and value < least:
                 raise PosencError(f"{name} must be at least {least:g}, got {value!r}.")
             if above is not None and value <= above:
@@ -97,6 +110,11 @@ class Scheme:
         value = getattr(self, name)
         if value not in choices:
             raise PosencError(f"{name}={value!r} is not a choice.{suggestion(value, list(choices))}")
+
+    def _check_seed(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise PosencError(f"{name} must be a whole number from 0 up, got {shown(value)}.")
 
     def _check_flag(self, *names: str) -> None:
         for name in names:

@@ -36,6 +36,15 @@ def ntk_frequencies(inv_freq: Sequence[float], alpha: float) -> Frequencies:
     return tuple(f * alpha**-w for f, w in zip(inv_freq, ntk_weights(len(inv_freq)), strict=True))
 
 
+def covering_alpha(inv_freq: Sequence[float], factor: float, length: int) -> float:
+    """The alpha that stretches every wave longer than `length` by at least `factor`.
+
+    Pair i of n takes alpha^(i/(n-1)) of the stretch, so that the fastest of those waves decides.
+    """
+    first = next((i for i, f in enumerate(inv_freq) if f * length < 2 * math.pi), len(inv_freq) - 1)
+    return float(factor ** ((len(inv_freq) - 1) / max(first, 1)))
+
+
 def ntk_theta(theta: float, alpha: float, dim: int) -> float:
     return float(theta * alpha ** (dim / (dim - 2)))
 
@@ -184,6 +193,15 @@ def rotary_dim(geometry: Geometry) -> int:
             "is needed. Use a scheme that does not rotate, such as 'alibi' or 'sinusoidal'."
         )
     return geometry.rotary_dim
+
+
+def refuse_single_pair(geometry: Geometry) -> None:
+    """NTK scaling spreads a stretch from the first pair to the last: with one pair there is nothing to spread."""
+    if rotary_dim(geometry) < 4:
+        raise UnsupportedCell(
+            f"NTK scaling needs at least two pairs of channels to rotate, and this model's heads have "
+            f"{geometry.rotary_dim} channels. Use 'linear' or 'yarn'."
+        )
 
 
 def base_frequencies(geometry: Geometry, rope_theta: float | None = None) -> tuple[Frequencies, float]:

@@ -70,6 +70,7 @@ class Learned(Scheme):
         super().__post_init__()
         self._check_choice("resize", tuple(RESIZE))
         self._check_number("alpha", above=0.0, most=0.999)
+        self._check_seed("seed")
         if self.alpha == 0.5:
             raise PosencError("alpha=0.5 would give positions i*n + j and j*n + i the same vector; take 0.4.")
 

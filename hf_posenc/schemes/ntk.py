@@ -6,32 +6,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..sites import Geometry
+from ..registry import PosencError
+from ..sites import Effect, Geometry
 from .base import register
-from .frequencies import ntk_frequencies, ntk_theta
+from .frequencies import covering_alpha, ntk_frequencies, ntk_theta, present_frequencies, refuse_single_pair
 from .rotary import RescaledRope
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Ntk(RescaledRope):
-    """Raises theta so that the slowest pair is slowed by `alpha` (the factor, if not given) and the fastest kept.
+    """Raises theta so that the slowest pair is slowed by `alpha` and the fastest not at all.
 
-    The pairs between are slowed by less than alpha, so that alpha = factor does not quite cover the whole target.
+    `alpha` is the factor unless given, as published. The pairs between are slowed by less, so that the model falls
+    short of the target: by how much depends on its theta (a LLaMA trained at 256 holds to half of a fourfold target).
+    `alpha="cover"` takes what it needs for every wave longer than the trained length to be stretched by the factor.
     """
 
     name = "ntk"
     summary = "RoPE, theta raised once"
 
-    alpha: float | None = None
+    alpha: float | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_number("alpha", least=1.0)
+        if isinstance(self.alpha, str):
+            if self.alpha != "cover":
+                raise PosencError(f"alpha is a number or 'cover', got {self.alpha!r}.")
+        else:
+            self._check_number("alpha", least=1.0)
+
+    def effect(self, geometry: Geometry) -> Effect:
+        refuse_single_pair(geometry)
+        return super().effect(geometry)
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
-        return ntk_frequencies(inv_freq, self.alpha or factor)
+        return ntk_frequencies(inv_freq, self.alpha_for(inv_freq, factor, length))
+
+    def alpha_for(self, inv_freq: Sequence[float], factor: float, length: int) -> float:
+        if self.alpha is None:
+            return factor
+        return covering_alpha(inv_freq, factor, length) if isinstance(self.alpha, str) else float(self.alpha)
 
     def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
-        theta = ntk_theta(self.theta(geometry), self.alpha or factor, geometry.rotary_dim)
-        return {"rope_type": "default", "rope_theta": theta}
+        plain = {"rope_type": "default", "rope_theta": self.theta(geometry)}
+        alpha = self.alpha_for(present_frequencies(plain, geometry.rotary_dim)[0], factor, length)
+        return {**plain, "rope_theta": ntk_theta(self.theta(geometry), alpha, geometry.rotary_dim)}

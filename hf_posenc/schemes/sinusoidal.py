@@ -28,9 +28,12 @@ class SinusoidTable(ComputedTable):
 
     def __init__(self, size: int, base: float, layout: str, rows: int | None, like: Tensor):
         super().__init__(size, rows, like)
-        self.layout = layout
+        self.base, self.layout = base, layout
         frequencies = torch.tensor(default_frequencies(size, base), device=like.device)
         self.inv_freq = nn.Buffer(frequencies, persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, base={self.base:g}, layout={self.layout}"
 
     def vectors(self, positions: Tensor) -> Tensor:
         return sinusoids(positions, self.inv_freq, self.layout)
@@ -55,7 +58,8 @@ class Sinusoidal(Scheme):
     def effect(self, geometry: Geometry) -> Effect:
         if geometry.hidden_size % 2:
             raise UnsupportedCell(
-                f"Sinusoids come in pairs, and this model's hidden size {geometry.hidden_size} is odd."
+                f"Sinusoids come in pairs, and this model's hidden size {geometry.hidden_size} is odd. "
+                "Use a scheme that adds nothing to the input, such as 'alibi'."
             )
         return Effect(table=_Source(self, geometry))
 

@@ -68,6 +68,7 @@ class T5(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_count("relative_attention_num_buckets", "relative_attention_max_distance")
+        self._check_seed("seed")
         buckets, most = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4 or buckets % 4:
             raise PosencError(f"relative_attention_num_buckets must be a multiple of 4, got {buckets}.")

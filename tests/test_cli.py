@@ -1,0 +1,69 @@
+"""The command line, run as a user runs it, and the README's table, which must say the same."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_posenc import SCHEMES
+from hf_posenc.families import FAMILIES
+from hf_posenc.grades import MEANING, cells
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = str(Path(sys.executable).with_name("hf-posenc"))
+COMMANDS = {"module": [sys.executable, "-m", "hf_posenc"], "script": [SCRIPT]}
+
+
+def run(how: str, *arguments: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+    command = [*COMMANDS[how], *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
+
+
+@pytest.mark.parametrize("how", COMMANDS)
+def test_schemes_lists_every_cell(how):
+    done = run(how, "schemes")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    grades = cells()
+    for name, scheme in SCHEMES.items():
+        expected = [grades[name, family].partition(":")[0] for family in FAMILIES]
+        assert rows[name].split()[1 : 1 + len(expected)] == expected
+        assert scheme.summary in rows[name]
+    assert rows["scheme"].split()[1 : 1 + len(FAMILIES)] == list(FAMILIES)
+    for grade, meaning in MEANING.items():
+        assert f"{grade}: {meaning}" in done.stdout
+
+
+def test_families_lists_every_model_type():
+    done = run("script", "families")
+    assert done.returncode == 0, done.stderr
+    for family in FAMILIES.values():
+        (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == [family.name]]
+        assert family.positions in row
+        assert all(kind in row for kind in family.model_types)
+
+
+def test_names_are_whole_on_a_narrow_terminal():
+    words = run("script", "schemes", columns=80).stdout.split()
+    assert [name for name in SCHEMES if name not in words] == []
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["schemes", "--nonsense"]])
+def test_a_wrong_command_fails_without_a_traceback(arguments):
+    done = run("script", *arguments)
+    assert done.returncode != 0
+    assert "nonsense" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_table_of_the_readme_is_that_of_the_registries():
+    from hf_posenc.grades import table_markdown
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("<!-- table -->") == readme.count("<!-- /table -->") == 1
+    table = readme.partition("<!-- table -->")[2].partition("<!-- /table -->")[0]
+    assert table.strip() == table_markdown()
+    assert [name for name in SCHEMES if name not in table] == []
