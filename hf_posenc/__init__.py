@@ -2,7 +2,7 @@
 
 from .checkpoint import load, merge, save
 from .describe import Description, check_model, describe
-from .patch import is_patched, patch_model, unpatch_model
+from .patch import is_patched, patch_model, set_rendering, unpatch_model
 from .registry import PosencError, UnsupportedCell, UnsupportedModel
 from .schemes import SCHEMES, Scheme
 
@@ -21,5 +21,6 @@ __all__ = [
     "merge",
     "patch_model",
     "save",
+    "set_rendering",
     "unpatch_model",
 ]

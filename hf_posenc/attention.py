@@ -16,9 +16,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from . import kernels
-from .kernels import is_causal, mask_rows
+from .kernels import is_causal
 from .positions import PREFIX, Call, Positions, rotate
 from .registry import PosencError
+from .renderings import mask_rows
 from .sites import FollowingRotation
 
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
@@ -55,7 +56,8 @@ def attend(
         key = key if posenc_call.keys_turned else rotate(key, angles)
     if bias is None:
         return kernel(module, query, key, value, attention_mask, **kwargs)
-    return kernel(module, query, key, value, attention_mask, bias=bias, call=posenc_call, **kwargs)
+    extra = {"bias": bias, "call": posenc_call, "rendering": shared.rendering}
+    return kernel(module, query, key, value, attention_mask, **extra, **kwargs)
 
 
 def _attend_in_stages(

@@ -11,6 +11,7 @@ from .families import places
 from .measure import measure
 from .registry import PosencError, UnsupportedModel, suggestion
 from .render import plan
+from .renderings import RENDERINGS
 from .schemes import Scheme, scheme_from
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -64,6 +65,16 @@ def unpatch_model(model: M) -> M:
         raise PosencError(f"The patch cannot be undone: {journal.final}.")
     journal.undo()
     return model
+
+
+def set_rendering(model: PreTrainedModel, rendering: str | None) -> None:
+    """Choose how a patched model adds its bias to attention; None lets each call take the cheapest way that fits."""
+    if rendering is not None and rendering not in RENDERINGS:
+        raise PosencError(f"Unknown rendering {rendering!r}.{suggestion(rendering, list(RENDERINGS))}")
+    shared = getattr(model.base_model, "posenc", None)
+    if shared is None or getattr(model.base_model, "posenc_bias", None) is None:
+        raise PosencError("This model adds no bias to attention: there is nothing to choose.")
+    shared.rendering = rendering
 
 
 def is_patched(model: PreTrainedModel) -> bool:

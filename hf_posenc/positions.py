@@ -28,6 +28,8 @@ class Positions(Fp32Buffers):
     def __init__(self, rotation: Rotation | None, device: torch.device):
         super().__init__()
         self.rotation = rotation
+        self.rendering: str | None = None
+        """How a bias is added, where not the cheapest way (`set_rendering`)."""
         inv_freq = rotation.inv_freq if rotation else ()
         weights = rotation.weights if isinstance(rotation, FollowingRotation) else ()
         self.inv_freq = nn.Buffer(torch.tensor(inv_freq, device=device, dtype=torch.float32), persistent=False)
@@ -79,8 +81,8 @@ class Call(NamedTuple):
     """Positions of the queries, (batch or 1, queries)."""
     exact: bool
     """Whether the keys are the tokens of this very call, so that they stand where the queries stand."""
-    last_slot: Any
-    """Cache slot of the last query; int, or a tensor under a static cache."""
+    first_query_slot: Any
+    """Cache slot of the first query; int, or a tensor under a static cache."""
     first_slot: Any
     """Cache slot of the first key."""
     keys_turned: bool
@@ -90,7 +92,18 @@ class Call(NamedTuple):
         if self.exact and length == self.query.shape[1]:
             return self.query
         slots = torch.arange(length, device=self.query.device) + self.first_slot
-        return self.query[:, -1:] - self.last_slot + slots
+        last_query_slot = self.first_query_slot + self.query.shape[1] - 1
+        return self.query[:, -1:] - last_query_slot + slots
+
+    def without_gaps(self, masked: bool) -> bool:
+        """Whether slots tell all distances: positions rise by one, but for padding in front, which a mask hides."""
+        if torch.compiler.is_compiling() or isinstance(self.first_query_slot, Tensor):
+            return False
+        steps = self.query.diff(dim=-1)
+        if not masked:
+            return bool((steps == 1).all())
+        rising = (steps.diff(dim=-1) >= 0).all()
+        return bool(((steps == 0) | (steps == 1)).all() & rising)
 
 
 class TurningCache:
@@ -134,7 +147,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         else:
             kwargs["past_key_values"] = copy.copy(past)
             kwargs["past_key_values"].self_attention_cache = turning
-    kwargs["posenc_call"] = Call(positions, exact, first_query + length - 1, first_key, turned)
+    kwargs["posenc_call"] = Call(positions, exact, first_query, first_key, turned)
     return args, kwargs
 
 

@@ -105,7 +105,8 @@ class Effect:
     table: TableSource | None = None
     rotation: Rotation | None = None
     bias: nn.Module | None = None
-    """`bias(query_positions, key_positions)` -> (batch, heads, queries, keys), in fp32."""
+    """`bias(query_positions, key_positions)` -> (batch, heads, queries, keys), in fp32; `by_distance(key - query)`
+    -> (heads, distances); `key_slopes`: per head, if behind a causal mask it is slope * key position, else None."""
 
 
 def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:

@@ -233,24 +233,19 @@ def test_transformers_itself_builds_no_rope_with_odd_heads():
         tiny("llama", head_dim=9)
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("ntk", "dynamic_ntk")])
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("ntk", "dynamic_ntk", "yarn", "longrope")])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_heads_of_two_channels_have_one_pair(kind, scheme):
     sizes = {"head_dim": 2} if kind == "llama" else {"hidden_size": 8}
     assert logits(patch_model(tiny(kind, **sizes), scheme, **options(scheme))).isfinite().all()
 
 
+@pytest.mark.parametrize("scheme", ["ntk", "dynamic_ntk", "yarn", "longrope"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_ntk_on_heads_of_two_channels_works_or_is_refused(kind):
+def test_fast_and_slow_pairs_take_two(kind, scheme):
     """The one pair is the fastest, which ntk keeps: theta * alpha^(2/0) has no value."""
     model = tiny(kind, **({"head_dim": 2} if kind == "llama" else {"hidden_size": 8}))
-    before = Snapshot.of(model)
-    try:
-        patch_model(model, "ntk", factor=4.0)
-    except PosencError:
-        before.assert_same(Snapshot.of(model))
-    else:
-        check_model(model)
+    refused(model, scheme, "two pairs", "2 channels", "linear", **options(scheme))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "llama"])

@@ -34,6 +34,10 @@ class LinearBias(Fp32Buffers):
         distance = (query[:, None, :, None] - key[:, None, None, :]).abs()
         return self.slopes.view(-1, 1, 1) * -distance.float()
 
+    def by_distance(self, distance: Tensor) -> Tensor:
+        """The bias at each of these `key - query`, (heads, distances)."""
+        return self.slopes[:, None] * -distance.abs().float()
+
     @property
     def key_slopes(self) -> Tensor | None:
         """Slopes m for which the bias is m * key position, up to a constant per query; None if there are none.

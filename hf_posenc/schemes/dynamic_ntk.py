@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..sites import Effect, FollowingRotation, Geometry, Span, span
 from .base import register
-from .frequencies import base_frequencies, ntk_weights, refuse_single_pair
+from .frequencies import base_frequencies, ntk_weights, refuse_degenerate
 from .rotary import RotaryScheme
 
 
@@ -36,7 +36,7 @@ class DynamicNtk(RotaryScheme):
         return span(geometry, self.target_length, None)
 
     def effect(self, geometry: Geometry) -> Effect:
-        refuse_single_pair(geometry)
+        refuse_degenerate(geometry)
         inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
         length = geometry.trained_length
         return Effect(

@@ -195,12 +195,12 @@ def rotary_dim(geometry: Geometry) -> int:
     return geometry.rotary_dim
 
 
-def refuse_single_pair(geometry: Geometry) -> None:
-    """NTK scaling spreads a stretch from the first pair to the last: with one pair there is nothing to spread."""
-    if rotary_dim(geometry) < 4:
+def refuse_degenerate(geometry: Geometry) -> None:
+    """Scalings that treat fast and slow pairs differently need some of both, and a length to tell them apart."""
+    if rotary_dim(geometry) < 4 or geometry.trained_length < 2:
         raise UnsupportedCell(
-            f"NTK scaling needs at least two pairs of channels to rotate, and this model's heads have "
-            f"{geometry.rotary_dim} channels. Use 'linear' or 'yarn'."
+            "This scaling needs at least two pairs of channels to rotate and a trained length of 2; this model's "
+            f"heads have {geometry.rotary_dim} channels and it was trained at {geometry.trained_length}. Use 'linear'."
         )
 
 

@@ -20,7 +20,7 @@ def linear_rows(table: Tensor, rows: int) -> Tensor:
 
 
 def cubic_rows(table: Tensor, rows: int) -> Tensor:
-    """As linear, through a Catmull-Rom spline whose ends are continued straight."""
+    """As linear, through a Catmull-Rom spline; the rows before the first and after the last continue its ends."""
     where, i = _places(table, rows)
     ends = torch.cat([2 * table[:1] - table[1:2], table, 2 * table[-1:] - table[-2:-1]])
     a, b, c, d = (ends[i + k] for k in range(4))
@@ -113,6 +113,8 @@ class _Source:
                 f"trained_length={length} is more than the {len(table)} rows of the model's own table; it can only "
                 "be less."
             )
+        if length < 2:
+            raise PosencError("A table of one row cannot be resized: the model must have been trained at 2 or more.")
         return table[:length]
 
     def _resized(self, table: Tensor, rows: int) -> Tensor:

@@ -13,6 +13,7 @@ from .frequencies import (
     base_frequencies,
     longrope_attention_factor,
     longrope_frequencies,
+    refuse_degenerate,
     yarn_frequencies,
 )
 from .rotary import RotaryScheme
@@ -51,6 +52,7 @@ class LongRope(RotaryScheme):
             object.__setattr__(self, name, tuple(float(x) for x in value))
 
     def effect(self, geometry: Geometry) -> Effect:
+        refuse_degenerate(geometry)
         inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
         reach = self.span(geometry)
         assert reach.factor is not None

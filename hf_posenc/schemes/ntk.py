@@ -9,7 +9,7 @@ from typing import Any
 from ..registry import PosencError
 from ..sites import Effect, Geometry
 from .base import register
-from .frequencies import covering_alpha, ntk_frequencies, ntk_theta, present_frequencies, refuse_single_pair
+from .frequencies import covering_alpha, ntk_frequencies, ntk_theta, present_frequencies, refuse_degenerate
 from .rotary import RescaledRope
 
 
@@ -37,7 +37,7 @@ class Ntk(RescaledRope):
             self._check_number("alpha", least=1.0)
 
     def effect(self, geometry: Geometry) -> Effect:
-        refuse_single_pair(geometry)
+        refuse_degenerate(geometry)
         return super().effect(geometry)
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:

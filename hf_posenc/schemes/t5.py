@@ -39,14 +39,17 @@ class BucketBias(nn.Module):
         values = torch.randn(buckets, heads, generator=torch.Generator().manual_seed(seed)) * std
         self.weight = nn.Parameter(values)
 
+    def by_distance(self, distance: Tensor) -> Tensor:
+        """The bias at each of these `key - query`, (heads, distances)."""
+        return self.weight[bucket(distance, self.buckets, self.max_distance, self.bidirectional)].float().mT
+
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         # The bias depends on the distance alone, and past max_distance on nothing: buckets are found once per
         # distance, not once per pair of tokens.
         most = self.max_distance
-        every = torch.arange(-most, most + 1, device=key.device)
-        values = self.weight[bucket(every, self.buckets, most, self.bidirectional)].float()
+        values = self.by_distance(torch.arange(-most, most + 1, device=key.device))
         distance = key[:, None, :] - query[:, :, None]
-        return values[distance.clamp(-most, most) + most].movedim(-1, 1)
+        return values.mT[distance.clamp(-most, most) + most].movedim(-1, 1)
 
     def extra_repr(self) -> str:
         side = "bidirectional" if self.bidirectional else "causal"

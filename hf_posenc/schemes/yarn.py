@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..registry import PosencError
-from ..sites import Geometry
+from ..sites import Effect, Geometry
 from .base import register
-from .frequencies import yarn_attention_factor, yarn_frequencies
+from .frequencies import refuse_degenerate, yarn_attention_factor, yarn_frequencies
 from .rotary import RescaledRope
 
 
@@ -39,6 +39,10 @@ class Yarn(RescaledRope):
             )
         if (self.mscale is None) != (self.mscale_all_dim is None):
             raise PosencError("mscale and mscale_all_dim act as a ratio: give both or neither.")
+
+    def effect(self, geometry: Geometry) -> Effect:
+        refuse_degenerate(geometry)
+        return super().effect(geometry)
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return yarn_frequencies(inv_freq, factor, length, self.beta_fast, self.beta_slow, self.truncate)
