@@ -69,9 +69,11 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 class Link:
     """What an attention layer of a patched model holds: the way to the base model. Not a module, so not saved."""
 
-    def __init__(self, base: nn.Module | None):
+    def __init__(self, base: nn.Module | None, first: bool = False):
         self.base = base
         """None on cross-attention, which is left alone."""
+        self.first = first
+        """Whether the layer is the first to run in a pass."""
 
 
 class Call(NamedTuple):
@@ -79,27 +81,21 @@ class Call(NamedTuple):
 
     query: Tensor
     """Positions of the queries, (batch or 1, queries)."""
-    exact: bool
-    """Whether the keys are the tokens of this very call, so that they stand where the queries stand."""
-    first_query_slot: Any
-    """Cache slot of the first query; int, or a tensor under a static cache."""
-    first_slot: Any
-    """Cache slot of the first key."""
+    keys: Tensor
+    """Positions of the keys, (batch or 1, keys); slots of a static cache that are still empty hold anything."""
+    first_query: int | None
+    """Which of the keys stands with the first query; None under a static cache, where only the device knows."""
     keys_turned: bool
+    """Whether the keys were turned before they were cached."""
 
     def key(self, length: int) -> Tensor:
-        """Positions of the keys. What came from a cache is taken to run up to the queries without a gap."""
-        if self.exact and length == self.query.shape[1]:
-            return self.query
-        slots = torch.arange(length, device=self.query.device) + self.first_slot
-        last_query_slot = self.first_query_slot + self.query.shape[1] - 1
-        return self.query[:, -1:] - last_query_slot + slots
+        return self.keys[:, :length]
 
     def without_gaps(self, masked: bool) -> bool:
         """Whether slots tell all distances: positions rise by one, but for padding in front, which a mask hides."""
-        if torch.compiler.is_compiling() or isinstance(self.first_query_slot, Tensor):
+        if torch.compiler.is_compiling() or self.first_query is None:
             return False
-        steps = self.query.diff(dim=-1)
+        steps = self.keys.diff(dim=-1)
         if not masked:
             return bool((steps == 1).all())
         rising = (steps.diff(dim=-1) >= 0).all()
@@ -118,47 +114,63 @@ class TurningCache:
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of every self-attention layer: finds out where queries and keys stand."""
-    name = module.config._attn_implementation
+    name, link = module.config._attn_implementation, module.posenc_link
     if not name.startswith(PREFIX):
         raise PosencError(
             f"This model is patched, and its attention was then set to {name!r}, which would drop its positions. "
             f"Set it to {PREFIX + 'sdpa'!r} or {PREFIX + 'eager'!r}, or call unpatch_model first."
         )
     states = args[0] if args else kwargs["hidden_states"]
-    length, past = states.shape[1], kwargs.get("past_key_values")
+    past = kwargs.get("past_key_values")
     cache: Any = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
-    first_query: Any = 0
-    first_key: Any = 0
-    if cache is not None:
-        first_query = cache.get_query_offset(module.layer_idx)
-        _, first_key = cache.get_mask_sizes(length, module.layer_idx)
+    start = 0 if cache is None else cache.get_query_offset(module.layer_idx)
     positions = kwargs.get("position_ids")
     if positions is None:
-        positions = (torch.arange(length, device=states.device) + first_query)[None]
-    exact = isinstance(first_query, int) and first_query == 0
-    if cache is not None and length > 1:
-        _refuse_gaps(cache, positions, first_query, module.layer_idx)
-    shared = module.posenc_link.base.posenc
-    turned = cache is not None and shared.early
-    if turned:
+        positions = (torch.arange(states.shape[1], device=states.device) + start)[None]
+    shared = link.base.posenc
+    call = Call(positions, positions, 0, False)
+    if cache is not None and shared.early:
+        call = call._replace(keys_turned=True)
         turning = TurningCache(cache, shared.angles(positions))
         if cache is past:
             kwargs["past_key_values"] = turning
         else:
             kwargs["past_key_values"] = copy.copy(past)
             kwargs["past_key_values"].self_attention_cache = turning
-    kwargs["posenc_call"] = Call(positions, exact, first_query, first_key, turned)
+    elif cache is not None:
+        count, first = cache.get_mask_sizes(states.shape[1], module.layer_idx)
+        if link.first:
+            remember(cache, positions, start, first + count, states.shape[0])
+        known = cache.posenc_positions[:, first : first + count]
+        call = Call(positions, known, None if isinstance(start, Tensor) else start - first, False)
+    kwargs["posenc_call"] = call
     return args, kwargs
 
 
-def _refuse_gaps(cache: Any, positions: Tensor, first_query: Any, layer_idx: Any) -> None:
-    """Cached keys carry no positions: refuse to go on from text whose positions jump, rather than guess them."""
-    if layer_idx != 0 or torch.compiler.is_compiling() or isinstance(first_query, Tensor):
+def remember(cache: Any, positions: Tensor, start: Any, end: int, batch: int) -> None:
+    """Note beside the keys of a cache where they stand, for the slots up to `end`: a cache itself keeps no positions.
+
+    A cache that is cropped or reset is simply written over. Beams that change places stand alike.
+    """
+    stored: Tensor | None = getattr(cache, "posenc_positions", None)
+    length = positions.shape[1]
+    if isinstance(start, Tensor):  # a static cache: written in place, at slots that only the device knows
+        if stored is None or stored.shape != (batch, end):
+            stored = torch.zeros((batch, end), dtype=torch.long, device=positions.device)
+        slots = torch.arange(length, device=positions.device) + start
+        cache.posenc_positions = stored.index_copy_(1, slots, positions.long().expand(batch, -1))
         return
-    if getattr(cache, "posenc_gaps", False) and first_query > 0:
+    if start == 0:
+        stored = positions[:, :0]
+    elif stored is None:  # filled by somebody else: taken to run up to this text without a gap
+        stored = positions[:, :1] - start + torch.arange(start, device=positions.device)
+    rows = max(len(stored), len(positions))
+    if stored.shape[1] < start or not {len(stored), len(positions)} <= {1, rows}:
         raise PosencError(
-            "The cached text has position_ids that jump (packed documents or skipped positions), so that this call "
-            "cannot tell where its keys stand. Run such text in one pass with use_cache=False."
+            f"The cache holds {start} tokens and the positions of {tuple(stored.shape)} (rows, tokens) are known, for "
+            f"{len(positions)} rows now: it was changed in a way that loses them. Fill a new cache."
         )
-    steps = positions.diff(dim=-1)
-    cache.posenc_gaps = bool(((steps != 0) & (steps != 1)).any())
+    empty = max(end - start - length, 0)  # slots that a static cache has beyond its text
+    rows = batch if empty else rows
+    parts = [stored[:, :start].expand(rows, -1), positions.expand(rows, -1), positions.new_zeros(rows, empty)]
+    cache.posenc_positions = torch.cat(parts, -1)

@@ -173,7 +173,7 @@ def _attention_edits(where: Places, effect: Effect) -> list[Edit]:
         weight = base.get_input_embeddings().weight
         edits.append(Swap(base, "posenc_bias", effect.bias.to(device=weight.device, dtype=weight.dtype)))
     for attention in where.attentions:
-        edits.append(Swap(attention, "posenc_link", Link(base)))
+        edits.append(Swap(attention, "posenc_link", Link(base, first=attention is where.attentions[0])))
         edits.append(Hook(attention, before_attention))
     edits += [Swap(cross, "posenc_link", Link(None)) for cross in where.crosses]
     return edits

@@ -150,7 +150,7 @@ def _toeplitz_fits(r: Request) -> bool:
 
 def _toeplitz(r: Request) -> Tensor:
     length, keys = r.query.shape[2], r.key.shape[2]
-    first = r.call.first_query_slot - r.call.first_slot  # of the keys, the one that stands with the first query
+    first = int(r.call.first_query or 0)
     # number n is the bias at distance key - query = (keys - 1 - first) - n, for n = i + j'
     distance = (keys - 1 - first) - torch.arange(length + keys - 1, device=r.key.device)
     numbers = r.bias.by_distance(distance).contiguous()

@@ -142,7 +142,7 @@ def attention_module(causal: bool) -> nn.Module:
 
 
 def whole_call(length: int) -> Call:
-    return Call(torch.arange(length)[None], True, 0, 0, False)
+    return Call(torch.arange(length)[None], torch.arange(length)[None], 0, False)
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:

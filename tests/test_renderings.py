@@ -35,7 +35,7 @@ def request(bias, causal, length=40, dtype=torch.float32, mask=None, positions=N
     module = torch.nn.Module()
     module.is_causal, module.num_key_value_groups = causal, GROUPS
     positions = torch.arange(length)[None] if positions is None else positions
-    call = Call(positions, True, 0, 0, False)
+    call = Call(positions, positions, 0, False)
     return Request(module, q, k, v, mask, bias, call, SCALE, causal and mask is None, {})
 
 

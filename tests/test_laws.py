@@ -1,0 +1,447 @@
+"""The laws that every scheme keeps on every family.
+
+They compare a patched model with itself; that it also does what its scheme says is for other tests to show.
+"""
+
+import copy
+import pickle
+from functools import lru_cache
+
+import pytest
+import torch
+from cells import CAUSAL, CAUSAL_CELLS, CELLS, KINDS, LENGTH, VOCAB, options, tiny, tokens
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import DynamicCache, StaticCache
+
+from hf_posenc import SCHEMES, PosencError, check_model, is_patched, patch_model, unpatch_model
+from hf_posenc.tables import LearnedTable
+
+LONG = 3 * LENGTH
+TOL = 2e-4
+"""For logits of standard deviation 1.7 in fp32; a position that is off by one gives errors above 0.1."""
+
+TABLES = {"gpt2": "transformer.wpe", "bert": "bert.embeddings.position_embeddings"}
+TABLES["bert_decoder"] = TABLES["bert"]
+ROTARY = [kind for kind in KINDS if kind not in TABLES]
+
+IDENTITY = {(scheme, kind) for scheme in ("rope", "dynamic_ntk") for kind in ROTARY}
+"""Up to the trained length these are what the model does anyway."""
+FOLLOWING = ("dynamic_ntk", "longrope")
+"""Schemes whose angles depend on how much a query sees."""
+ABSOLUTE = ("sinusoidal", "learned")
+BF16_ORDER = {("learned", kind) for kind in TABLES}
+"""A table that is resized and then rounded is not the one that is rounded and then resized."""
+NO_DROPOUT = {
+    "gpt2": dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0),
+    "bert": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+}
+NO_DROPOUT["bert_decoder"] = NO_DROPOUT["bert"]
+PROJECTIONS = {"gpt2": ["c_attn"], "bert": ["query", "key", "value"], "bert_decoder": ["query", "key", "value"]}
+
+every_cell = pytest.mark.parametrize(("scheme", "kind"), CELLS)
+every_causal_cell = pytest.mark.parametrize(("scheme", "kind"), CAUSAL_CELLS)
+
+
+def patched(scheme, kind, **overrides):
+    return patch_model(tiny(kind, **overrides), scheme, **options(scheme))
+
+
+@torch.no_grad()
+def logits(model, ids, **inputs):
+    return model(ids, **inputs).logits
+
+
+@lru_cache
+def plain_logits(kind):
+    """What the unpatched model says."""
+    return logits(tiny(kind), tokens(2, LENGTH))
+
+
+def same(actual, expected, tolerance=TOL):
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+
+
+def anatomy(model):
+    """All that hangs on a model but the values of its tensors: modules, attributes, hooks."""
+    hooks = [f"_{name}" for name in ("forward_pre_hooks", "forward_hooks", "state_dict_pre_hooks", "state_dict_hooks")]
+    return {
+        name: (type(module), sorted(vars(module)), [list(vars(module)[hook].values()) for hook in hooks])
+        for name, module in model.named_modules()
+    }
+
+
+def assert_same_model(model, expected):
+    """Bit by bit: weights, config and everything that hangs on the modules."""
+    mine, theirs = model.state_dict(), expected.state_dict()
+    assert list(mine) == list(theirs)
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert model.config.to_dict() == expected.config.to_dict()
+    assert sorted(vars(model.config)) == sorted(vars(expected.config))
+    assert model.config._attn_implementation == expected.config._attn_implementation
+    assert anatomy(model) == anatomy(expected)
+
+
+def where_they_stand(mask):
+    """position_ids as `generate` makes them."""
+    return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
+
+
+def padded(rows, side):
+    """Rows of unequal length as one batch: ids, mask, and where the real tokens are."""
+    width = max(map(len, rows))
+    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
+    places = [slice(width - len(row), width) if side == "left" else slice(0, len(row)) for row in rows]
+    for i, (row, place) in enumerate(zip(rows, places, strict=True)):
+        ids[i, place], mask[i, place] = row, 1
+    return ids, mask, places
+
+
+def in_chunks(model, ids, cache, chunks):
+    """Logits of one text that is given piece by piece."""
+    assert sum(chunks) == ids.shape[1]
+    parts = [logits(model, part, past_key_values=cache, use_cache=True) for part in ids.split(chunks, 1)]
+    return torch.cat(parts, 1)
+
+
+# --- what a patch changes, and what it does not ---
+
+
+@every_cell
+def test_output_changes_and_unpatching_restores_every_bit(scheme, kind):
+    model, ids = tiny(kind), tokens(2, LENGTH)
+    weights = dict(model.named_parameters())
+    patch_model(model, scheme, **options(scheme))
+    assert is_patched(model)
+    check_model(model)
+    error = (logits(model, ids) - plain_logits(kind)).abs().max()
+    assert error == 0 if (scheme, kind) in IDENTITY else error > 0.05
+    assert torch.isfinite(logits(model, tokens(2, LONG))).all()
+    unpatch_model(model)
+    assert not is_patched(model)
+    assert_same_model(model, tiny(kind))
+    assert all(p is weights[name] for name, p in model.named_parameters())
+    assert torch.equal(logits(model, ids), plain_logits(kind))
+    check_model(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_two_schemes_are_alike_past_the_trained_length(kind):
+    """A scheme whose mechanism is not in place is some other scheme, most often `none`."""
+    ids = tokens(1, LONG)
+    outputs = {scheme: logits(patched(scheme, kind), ids) for scheme in SCHEMES}
+    names = list(outputs)
+    for i, one in enumerate(names):
+        for other in names[:i]:
+            assert (outputs[one] - outputs[other]).abs().max() > 0.05, (one, other)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("resize", ["cyclic", "hierarchical"])
+def test_a_table_that_keeps_its_rows_changes_nothing_within_them(kind, resize):
+    model = patch_model(tiny(kind), "learned", target_length=LONG, resize=resize)
+    assert torch.equal(logits(model, tokens(2, LENGTH)), plain_logits(kind))
+
+
+@every_cell
+def test_patching_anew_equals_patching_once(scheme, kind):
+    names = list(SCHEMES)
+    before = names[names.index(scheme) - 1]
+    fresh, model = patched(scheme, kind), patched(before, kind)
+    logits(model, tokens(1, LENGTH))
+    patch_model(model, scheme, **options(scheme))
+    assert_same_model(model, fresh)
+    expected = logits(fresh, tokens(2, LONG))
+    assert torch.equal(logits(model, tokens(2, LONG)), expected)
+    patch_model(model, scheme, **options(scheme))
+    assert_same_model(model, fresh)
+    assert torch.equal(logits(model, tokens(2, LONG)), expected)
+    assert_same_model(unpatch_model(model), tiny(kind))
+
+
+@every_cell
+def test_no_other_model_is_touched(scheme, kind):
+    other = tiny(kind)
+    untouched = anatomy(other)
+    model = patched(scheme, kind)
+    logits(model, tokens(1, LONG))
+    assert anatomy(other) == untouched
+    assert torch.equal(logits(other, tokens(2, LENGTH)), plain_logits(kind))
+    assert torch.equal(logits(tiny(kind), tokens(2, LENGTH)), plain_logits(kind))
+
+
+@every_cell
+def test_copies_are_the_same_and_independent(scheme, kind):
+    model, ids = patched(scheme, kind), tokens(2, LONG)
+    expected = logits(model, ids)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        check_model(twin)
+        assert torch.equal(logits(twin, ids), expected)
+        assert_same_model(unpatch_model(twin), tiny(kind))
+        assert torch.equal(logits(twin, tokens(2, LENGTH)), plain_logits(kind))
+    check_model(model)
+    assert torch.equal(logits(model, ids), expected)
+
+
+@every_cell
+def test_check_model_notices_tampering(scheme, kind):
+    model, ids = patched(scheme, kind), tokens(2, LONG)
+    check_model(model)
+    expected = logits(model, ids)
+    ours = model.config._attn_implementation
+    if ours.startswith("hf_posenc_"):
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(PosencError, match="sdpa"):
+            model(ids)
+        with pytest.raises(PosencError, match="sdpa"):
+            check_model(model)
+        model.set_attn_implementation(ours)
+        check_model(model)
+        assert torch.equal(logits(model, ids), expected)
+    owner, _, name = TABLES.get(kind, "model.rotary_emb").rpartition(".")
+    native = tiny(kind, max_position_embeddings=4 * LENGTH).get_submodule(f"{owner}.{name}")
+    setattr(model.get_submodule(owner), name, native)
+    with pytest.raises(PosencError):
+        check_model(model)
+
+
+# --- one pass, or piece by piece ---
+
+
+@every_causal_cell
+def test_cached_decoding_equals_a_full_pass(scheme, kind):
+    model, ids = patched(scheme, kind), tokens(2, LONG)
+    full = logits(model, ids, use_cache=False)
+    same(logits(model, ids, use_cache=True), full)
+    same(in_chunks(model, ids, DynamicCache(config=model.config), [1] * LONG), full)
+    same(in_chunks(model, ids, DynamicCache(config=model.config), [1, 5, 17, 30, 2, 41]), full)
+
+
+@every_causal_cell
+def test_decoding_with_a_static_cache_equals_a_full_pass(scheme, kind):
+    model, ids = patched(scheme, kind), tokens(2, LONG)
+    full = logits(model, ids, use_cache=False)
+    for chunks in ([LENGTH - 6] + [1] * (LONG - LENGTH + 6), [3, 25, 1, 40, 27]):
+        cache = StaticCache(config=model.config, max_cache_len=LONG + 7)
+        same(in_chunks(model, ids, cache, chunks), full)
+
+
+@every_causal_cell
+def test_generation_past_the_trained_length(scheme, kind):
+    """Greedy with a cache: each token is the likeliest one of a single pass over all of them."""
+    model, prompt = patched(scheme, kind), tokens(2, 5)
+    made = model.generate(prompt, min_new_tokens=LONG, max_new_tokens=LONG, do_sample=False)
+    assert made.shape == (2, LONG + 5)
+    likeliest = logits(model, made, use_cache=False)
+    likeliest[..., 2] = -torch.inf  # min_new_tokens keeps the end of text away
+    assert torch.equal(likeliest[:, 4:-1].argmax(-1), made[:, 5:])
+
+
+@every_causal_cell
+def test_generation_is_the_same_without_a_cache(scheme, kind):
+    """Left-padded beams and greedy search that cross the trained length."""
+    model, new = patched(scheme, kind), 12
+    ids, mask, _ = padded([tokens(1, LENGTH - 5)[0], tokens(1, 9)[0]], "left")
+    for beams in (1, 3):
+        settings = dict(attention_mask=mask, num_beams=beams, min_new_tokens=new, max_new_tokens=new, do_sample=False)
+        cached = model.generate(ids, use_cache=True, **settings)
+        assert torch.equal(cached, model.generate(ids, use_cache=False, **settings))
+
+
+# --- alone, or in company ---
+
+ROWS = [tokens(1, n, seed=n)[0] for n in (20, LENGTH + 5, LONG)]
+
+
+@every_cell
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_row_does_not_see_padding_or_its_neighbours(scheme, kind, side):
+    model = patched(scheme, kind)
+    ids, mask, places = padded(ROWS, side)
+    batched = [logits(model, ids, attention_mask=mask, position_ids=where_they_stand(mask))]
+    if side == "right" or (kind == "bert" and scheme not in (*ABSOLUTE, *FOLLOWING)):
+        batched.append(logits(model, ids, attention_mask=mask))  # positions need not be given
+    for output in batched:
+        for row, place, got in zip(ROWS, places, output, strict=True):
+            same(got[place], logits(model, row[None])[0])
+
+
+@every_causal_cell
+@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+def test_decoding_a_left_padded_batch_equals_each_row_alone(scheme, kind, cache_class):
+    model, steps = patched(scheme, kind), 8
+    rows = [tokens(1, n, seed=n)[0] for n in (7, LENGTH - 4, LENGTH + 15)]
+    new = tokens(3, steps, seed=9)
+    ids, mask, _ = padded(rows, "left")
+    width = ids.shape[1]
+    mask = torch.cat([mask, torch.ones_like(new)], 1)
+    positions, whole = where_they_stand(mask), torch.cat([ids, new], 1)
+    alone = [logits(model, torch.cat(pair)[None])[0, -steps:] for pair in zip(rows, new, strict=True)]
+    for prefill in ([width], [5, width - 5]):  # the first five are all padding in one row
+        size = {"max_cache_len": width + steps + 3} if cache_class is StaticCache else {}
+        cache = cache_class(config=model.config, **size)
+        start, parts = 0, []
+        for count in (*prefill, 1, 1, 3, 1, 1, 1):
+            here = slice(start, start + count)
+            inputs = dict(attention_mask=mask[:, : here.stop], position_ids=positions[:, here])
+            parts.append(logits(model, whole[:, here], past_key_values=cache, use_cache=True, **inputs))
+            start += count
+        same(torch.cat(parts, 1)[:, -steps:], torch.stack(alone))
+
+
+# BERT as a decoder does not tell its mask about position_ids, so that packed documents would see each other.
+@pytest.mark.parametrize(("scheme", "kind"), [cell for cell in CAUSAL_CELLS if cell[1] != "bert_decoder"])
+def test_packed_documents_equal_each_alone(scheme, kind):
+    model = patched(scheme, kind)
+    batch = [[10, LENGTH + 8, 25], [LENGTH + 20, 3, 20]]
+    ids = tokens(2, 75)
+    positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in batch])
+    packed = logits(model, ids, position_ids=positions, use_cache=False)
+    for row, lengths, got in zip(ids, batch, packed, strict=True):
+        alone = [logits(model, document[None], use_cache=False)[0] for document in row.split(lengths)]
+        same(got, torch.cat(alone))
+
+
+# --- kernels and precision ---
+
+
+@every_cell
+def test_eager_equals_sdpa(scheme, kind):
+    fused, eager = patched(scheme, kind), patched(scheme, kind, attn_implementation="eager")
+    names = [model.config._attn_implementation for model in (fused, eager)]
+    assert names in (["hf_posenc_sdpa", "hf_posenc_eager"], ["sdpa", "eager"])
+    check_model(eager)
+    ids, mask, places = padded(ROWS, "left")
+    inputs = dict(attention_mask=mask, position_ids=where_they_stand(mask))
+    one, other = logits(fused, ids, **inputs), logits(eager, ids, **inputs)
+    for place, a, b in zip(places, one, other, strict=True):
+        same(a[place], b[place])
+    same(logits(fused, ROWS[-1][None]), logits(eager, ROWS[-1][None]))
+
+
+@every_cell
+def test_positions_stay_in_fp32_in_a_bf16_model(scheme, kind):
+    after, before = patched(scheme, kind).to(torch.bfloat16), tiny(kind).to(torch.bfloat16)
+    patch_model(before, scheme, **options(scheme))
+    for model in (after, before):
+        check_model(model)
+        names = ("inv_freq", "slopes", "weights")
+        kept = [b for name, b in model.named_buffers() if name.rpartition(".")[2] in names and "original" not in name]
+        assert all(buffer.dtype == torch.float32 for buffer in kept)
+        assert kept or scheme in ("none", "learned", "t5")
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        assert all(t.dtype == torch.bfloat16 for t in model.state_dict().values())
+    ids = tokens(2, LONG)
+    ours = logits(after, ids)
+    assert ours.dtype == torch.bfloat16
+    assert torch.isfinite(ours).all()
+    if (scheme, kind) not in BF16_ORDER:
+        assert torch.equal(ours, logits(before, ids))
+    # Back in fp32 the positions are those of a model that never was in bf16.
+    exact = tiny(kind).to(torch.bfloat16).float()
+    if kind in ROTARY:  # plain transformers does not keep its own frequencies
+        exact.model.rotary_emb = tiny(kind).model.rotary_emb
+    if (scheme, kind) not in BF16_ORDER and scheme not in ("t5", "learned"):
+        patch_model(exact, scheme, **options(scheme))
+        assert torch.equal(logits(after.float(), ids), logits(exact, ids))
+
+
+@every_cell
+def test_unpatching_follows_a_cast(scheme, kind):
+    model = unpatch_model(patched(scheme, kind).to(torch.bfloat16))
+    expected = tiny(kind).to(torch.bfloat16)
+    assert_same_model(model, expected)
+    ids = tokens(2, LENGTH)
+    if kind in TABLES:
+        assert torch.equal(logits(model, ids), logits(expected, ids))
+    assert torch.isfinite(logits(model, ids)).all()
+
+
+# --- training ---
+
+
+def trainable(scheme, kind):
+    return patched(scheme, kind, **NO_DROPOUT.get(kind, {})).train()
+
+
+def loss_and_gradients(model, ids):
+    model.zero_grad()
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@every_cell
+def test_gradients_reach_every_parameter_with_and_without_checkpointing(scheme, kind):
+    model, ids = trainable(scheme, kind), tokens(2, LONG)
+    loss, gradients = loss_and_gradients(model, ids)
+    assert set(gradients) == {name for name, _ in model.named_parameters()}
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
+    ours = [name for name in gradients if "posenc" in name or name.removesuffix(".weight") == TABLES.get(kind)]
+    assert len(ours) == (scheme in ("t5", "learned"))
+    assert all(gradients[name].abs().max() > 1e-6 for name in ours)
+    model.gradient_checkpointing_enable()
+    again, checkpointed = loss_and_gradients(model, ids)
+    assert torch.equal(again, loss)
+    assert set(checkpointed) == set(gradients)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def with_lora(model, kind, **settings):
+    """Random adapters that do something, on all that makes q, k and v."""
+    targets = PROJECTIONS.get(kind, ["q_proj", "k_proj", "v_proj"])
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, fan_in_fan_out=kind == "gpt2", **settings)
+    adapted = get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    return adapted.eval()
+
+
+@every_cell
+def test_lora_adapters_work_before_and_after_merging(scheme, kind):
+    ids = tokens(2, LONG)
+    base = patched(scheme, kind)
+    without = logits(base, ids)
+    adapted = with_lora(base, kind)
+    _, gradients = loss_and_gradients(adapted, ids)
+    assert gradients and all("lora_" in name and g.abs().max() > 0 for name, g in gradients.items())
+    expected = logits(adapted, ids)
+    assert (expected - without).abs().max() > 0.1
+    if kind in CAUSAL:
+        cache = DynamicCache(config=base.config)
+        same(in_chunks(adapted, ids, cache, [30, 1, 1, LONG - 32]), expected)
+    merged = adapted.merge_and_unload()
+    check_model(merged)
+    same(logits(merged, ids), expected)
+
+
+TRAINED = [("t5", kind, "posenc_bias") for kind in KINDS]
+TRAINED += [("learned", kind, TABLES[kind].rpartition(".")[2] if kind in TABLES else "posenc_table") for kind in KINDS]
+
+
+@pytest.mark.parametrize(("scheme", "kind", "module"), TRAINED)
+def test_the_copy_that_peft_trains_is_the_one_in_use(scheme, kind, module):
+    ids = tokens(2, LONG)
+    adapted = with_lora(patched(scheme, kind), kind, modules_to_save=[module])
+    before = logits(adapted, ids)
+    _, gradients = loss_and_gradients(adapted, ids)
+    mine = [name for name in gradients if f"{module}.modules_to_save" in name]
+    assert len(mine) == 1
+    assert gradients[mine[0]].abs().max() > 0
+    adapted.get_parameter(mine[0]).data += torch.randn(gradients[mine[0]].shape)
+    after = logits(adapted, ids)
+    assert (after - before).abs().max() > 0.1
+    merged = adapted.merge_and_unload()
+    check_model(merged)
+    same(logits(merged, ids), after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learned_table_says_where_it_ends(kind):
+    model = patched("learned", kind)
+    assert any(isinstance(m, LearnedTable) for m in model.modules() if isinstance(m, nn.Embedding))
+    with pytest.raises(PosencError, match=str(4 * LENGTH)):
+        model(torch.full((1, 4 * LENGTH + 1), VOCAB - 1))
