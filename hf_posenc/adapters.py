@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +42,8 @@ def load_adapter(
         model = base
     else:
         name = os.fspath(base) if base is not None else adapter.get("base_model_name_or_path")
-        if not name:
-            raise PosencError(f"{path} does not say what its base model is: pass base=.")
+        if not name or not isinstance(name, str):
+            raise PosencError(f"{path} does not say what its base model is ({name!r}): pass base=.")
         if kwargs.get("model_class") is None and adapter.get("task_type") in TASKS:
             kwargs["model_class"] = getattr(transformers, TASKS[adapter["task_type"]])
         of_adapter = ("revision", "subfolder")
@@ -58,6 +59,12 @@ def load_adapter(
 def refuse_other_positions(model: PreTrainedModel, record: Record | None, path: str) -> None:
     live = record_of(places(model)) if is_patched(model) else None
     if record is None:
+        if live is not None:
+            warnings.warn(
+                f"The adapter in {path} does not say which positions it was trained with; it is taken to fit the "
+                f"{live.scheme.name!r} of its base model.",
+                stacklevel=5,
+            )
         return
     if live is None:
         raise PosencError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from .adapters import load_adapter
@@ -43,7 +43,12 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
     record = getattr(base.base_model.config, "posenc", None)
     if not adapted and is_patched(base):
         check_model(base)
-    with staged(path) as folder:
+    if not kwargs.get("is_main_process", True):  # takes part in gathering the weights, and writes nothing
+        model.save_pretrained(path, **kwargs)
+        return
+    with staged(path) as folder, warnings.catch_warnings():
+        if adapted:  # of adapters that do not carry their scheme by themselves; these do
+            warnings.filterwarnings("ignore", message="If this saves a PEFT")
         model.save_pretrained(folder, **kwargs)
         if adapted and record is not None:
             for config in folder.glob("**/adapter_config.json"):
@@ -80,22 +85,20 @@ def load(
             raise PosencError(
                 f"{file} is sealed and has lost its 'posenc' record: how it knew positions is not known."
             )
-        return model_class_of(raw, model_class).from_pretrained(where, use_safetensors=True, **kwargs)
+        return _loaded(where, model_class_of(raw, model_class), raw, kwargs)
     return _load_patched(where, raw, model_class, hub, kwargs)
 
 
 def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[str, Any], kwargs: Any) -> Any:
     record = Record.from_dict(raw["posenc"])
-    config = unpatched_config(raw, record)
-    cls = model_class_of(raw, model_class)
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # its report of unexpected keys would name our parameters
-    try:
-        arguments = {**kwargs, "config": config, "use_safetensors": True, "output_loading_info": True}
-        model, report = cls.from_pretrained(where, **arguments)
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-    _warn_of(report, cls)
+    kernel = kwargs.get("attn_implementation")
+    if raw.get("attn_implementation") == SEAL and kernel not in (None, "sdpa", "eager"):
+        raise PosencError(
+            f"{where} works inside attention, through the 'sdpa' and 'eager' kernels, not {kernel!r}: name one of "
+            "them, or none."
+        )
+    config, rest = unpatched_config(raw, record, **kwargs)
+    model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, "config": config})
     refuse_unpatchable(model)
     model.config.max_position_embeddings = record.original["max_position_embeddings"]
     restore(model, record, raw)
@@ -104,22 +107,62 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
     return model
 
 
-def unpatched_config(raw: dict[str, Any], record: Record | None) -> Any:
-    """The config as it was before the patch, but for a table, which is as long as the file's."""
+def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -> PreTrainedModel:
+    """`from_pretrained`, with every weight accounted for."""
+    weight_files(where, {key: kwargs[key] for key in HUB if key in kwargs})  # there, whole and no pickle
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # its report of unexpected keys would name our parameters
+    asked = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model, report = cls.from_pretrained(where, **{**kwargs, **asked})
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError) as error:
+        raise PosencError(f"{where} cannot be loaded: {error}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in report.get("mismatched_keys", ())]
+    if mismatched:
+        raise PosencError(f"Weights in {where} have other shapes than its config says: {', '.join(mismatched[:5])}.")
+    same_class = raw.get("architectures") == [type(model).__name__]
+    prefix = model.base_model_prefix + "."
+    missing = sorted(report.get("missing_keys", ()))
+    # A BERT saved without its pooler is whole; transformers makes a new one for the heads that want it.
+    lost = [key for key in missing if "pooler" not in key and (same_class or key.startswith(prefix))]
+    if lost:
+        raise PosencError(f"{where} lacks {len(lost)} weights ({', '.join(lost[:5])}): the checkpoint is not whole.")
+    left = sorted(k for k in report.get("unexpected_keys", ()) if "posenc_" not in k)
+    if missing or left:
+        warnings.warn(
+            f"{type(model).__name__} was loaded with {len(missing)} weights newly made ({', '.join(missing[:5])}) and "
+            f"{len(left)} of the checkpoint's left out ({', '.join(left[:5])}).",
+            stacklevel=5,
+        )
+    return model
+
+
+def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
     values = copy.deepcopy(raw)
     for key in ("posenc", "attn_implementation", "auto_map"):
         values.pop(key, None)
     kind = values.pop("model_type", None)
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise PosencError(f"config.json names the model type {kind!r}, which this transformers does not know.")
     cls = CONFIG_MAPPING[kind]
+    length = cls.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+    given = sorted({length, "max_position_embeddings", "rope_parameters", "rope_scaling"} & set(kwargs))
+    if given and record is not None:
+        raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
     if record is not None:
-        length = cls.attribute_map.get("max_position_embeddings", "max_position_embeddings")
         if "rope_parameters" in record.original:
             values["rope_parameters"] = copy.deepcopy(record.original["rope_parameters"])
+        elif "rope_parameters" in values:
+            raise PosencError(
+                "The posenc record has lost the rope_parameters that the model had before: it is damaged."
+            )
         values[length] = _stored_length(kind, record)
     try:
-        return cls.from_dict(values)
+        made: Any = cls.from_dict(values, return_unused_kwargs=True, **kwargs)
+        return made
     except Exception as error:  # whatever a hand-edited config makes transformers stumble over
         raise PosencError(f"config.json does not make a {kind!r} config: {error}") from None
 
@@ -155,7 +198,9 @@ def weight_files(where: str, hub: dict[str, Any]) -> dict[str, str]:
     """Every tensor of a checkpoint and the file that holds it."""
     index = find(where, INDEX, hub)
     if index is not None:
-        names = read_json(index)["weight_map"]
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
+            raise PosencError(f"{index} should map weights to files in 'weight_map', and does not.")
         files = {shard: find(where, shard, hub) for shard in set(names.values())}
         missing = [shard for shard, file in files.items() if file is None]
         if missing:
@@ -164,30 +209,24 @@ def weight_files(where: str, hub: dict[str, Any]) -> dict[str, str]:
     single = find(where, WEIGHTS, hub)
     if single is None:
         raise PosencError(f"{where} holds no {WEIGHTS}. Pickled weights are not loaded; convert them first.")
-    with safe_open(single, framework="pt") as stored:
-        return dict.fromkeys(stored.keys(), single)
-
-
-def _warn_of(report: dict[str, Any], cls: Any) -> None:
-    unexpected = sorted(k for k in report.get("unexpected_keys", ()) if "posenc_" not in k)
-    missing = sorted(report.get("missing_keys", ()))
-    if missing or unexpected:
-        warnings.warn(
-            f"{cls.__name__} was loaded with {len(missing)} weights newly made ({', '.join(missing[:5])}) and "
-            f"{len(unexpected)} of the checkpoint's left out ({', '.join(unexpected[:5])}).",
-            stacklevel=4,
-        )
+    try:
+        with safe_open(single, framework="pt") as stored:
+            return dict.fromkeys(stored.keys(), single)
+    except (OSError, SafetensorError) as error:
+        raise PosencError(f"{single} cannot be read: {error}. It is damaged, or not what its name says.") from None
 
 
 def model_class_of(raw: dict[str, Any], given: Any) -> Any:
     if given is not None:
         return given
-    names = raw.get("architectures") or []
-    cls = getattr(transformers, names[0], None) if names and isinstance(names[0], str) else None
-    if cls is None:
+    names = raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    cls = getattr(transformers, name, None) if isinstance(name, str) else None
+    kind = getattr(getattr(cls, "config_class", None), "model_type", None)
+    if cls is None or kind is None or kind != raw.get("model_type"):
         raise PosencError(
-            f"config.json names the architecture {names!r}, which this transformers does not have. Pass model_class=, "
-            "for example transformers.AutoModelForCausalLM."
+            f"config.json names the architecture {names!r}, which is no {raw.get('model_type')!r} model of this "
+            "transformers. Pass model_class=, for example transformers.AutoModelForCausalLM."
         )
     return cls
 
@@ -198,5 +237,13 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
     if not hasattr(adapted, "merge_and_unload"):
         raise PosencError(f"{adapter} holds no adapter to merge.")
     model: PreTrainedModel = adapted.merge_and_unload()
+    if not model.config.tie_word_embeddings:
+        # PEFT unties a model whose embeddings were trained: what still shares memory would be saved once only.
+        seen: set[int] = set()
+        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+            if id(parameter) in seen:
+                owner, _, last = name.rpartition(".")
+                setattr(model.get_submodule(owner), last, torch.nn.Parameter(parameter.detach().clone()))
+            seen.add(id(parameter))
     save(model, out)
     return model

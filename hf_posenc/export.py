@@ -77,10 +77,14 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
         return describe(_described(_config_of(where, hub))), None
     settings, file = read_json(adapter), find(where, FILE, hub)
     base = settings.get("base_model_name_or_path")
-    if not base:
-        raise PosencError(f"{where} does not say what its base model is.")
+    if not base or not isinstance(base, str):
+        raise PosencError(f"{where} does not say what its base model is ({base!r}).")
     raw = _config_of(base, {})
     record = Record.from_dict(read_json(file)) if file is not None else None
+    if "posenc" in raw and record is not None and record != Record.from_dict(raw["posenc"]):
+        raise PosencError(
+            f"The adapter in {where} was trained with {record.scheme.name!r}, and its base is patched otherwise."
+        )
     if record is None or "posenc" in raw:
         return describe(_described(raw)), settings
     model, places_ = _skeleton(raw)
@@ -105,7 +109,7 @@ def _config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
 def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     """The model of a config, before any patch, with shapes but without weights."""
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
-    config = unpatched_config(raw, record)
+    config, _ = unpatched_config(raw, record)
     cls = model_class_of(raw, None)
     with torch.device("meta"):
         model = cls(config)
@@ -161,14 +165,16 @@ def _write_weights(source: Path, folder: Path, files: dict[str, str], changed: d
     homes = {key: files.get(key, last) for key in changed}
     for file in sorted(set(files.values())):
         here = {key: tensor.contiguous() for key, tensor in changed.items() if homes[key] == file}
-        if not here:
+        stale = [key for key, home in files.items() if home == file and "posenc_" in key and key not in here]
+        if not here and not stale:
             shutil.copy2(file, folder / os.path.basename(file))
             continue
         with safe_open(file, framework="pt") as stored:
-            kept = {key: stored.get_tensor(key) for key in stored.keys() if key not in here}  # noqa: SIM118
+            kept = {key: stored.get_tensor(key) for key in stored.keys() if key not in (*here, *stale)}  # noqa: SIM118
             save_file({**kept, **here}, folder / os.path.basename(file), metadata=stored.metadata())
     if (source / INDEX).exists():
         index = read_json(str(source / INDEX))
+        index["weight_map"] = {k: v for k, v in index["weight_map"].items() if "posenc_" not in k}
         index["weight_map"].update({key: os.path.basename(home) for key, home in homes.items()})
         index.get("metadata", {}).pop("total_size", None)
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

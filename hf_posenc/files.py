@@ -34,7 +34,7 @@ def read_json(file: str) -> dict[str, Any]:
     try:
         with open(file, encoding="utf-8") as stream:
             data = json.load(stream)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PosencError(f"{file} cannot be read: {error}. It is damaged, or not what its name says.") from None
     if not isinstance(data, dict):
         raise PosencError(f"{file} should hold a JSON object and holds {type(data).__name__}.")

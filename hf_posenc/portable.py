@@ -40,7 +40,7 @@ def _auto_classes(model: PreTrainedModel) -> list[str]:
     name = type(model).__name__
     found = []
     for auto in vars(modeling_auto).values():
-        mapping = getattr(auto, "_model_mapping", None)
+        mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         if mapping is not None and mapping._model_mapping.get(model.config.model_type) == name:
             found.append(auto.__name__)
     return sorted(found)

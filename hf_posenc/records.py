@@ -7,8 +7,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from .registry import PosencError
+from .registry import PosencError, UnsupportedCell
 from .schemes import SCHEMES, Scheme
+from .schemes.frequencies import PRESENT, present_frequencies
 from .sites import Geometry, finite
 
 FORMAT = 1
@@ -63,7 +64,7 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
         if name == "causal":
             good = isinstance(value, bool)
         elif name == "rope":
-            good = isinstance(value, dict) and finite(value.get("rope_theta"))
+            good = is_rope(value)
         elif name == "initializer_range":
             good = finite(value) and value >= 0
         else:
@@ -73,10 +74,27 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
     return Geometry(**data)
 
 
+def is_rope(value: Any) -> bool:
+    """Whether a value is a set of `rope_parameters` with all its numbers."""
+    if not isinstance(value, dict) or not finite(value.get("rope_theta")) or value["rope_theta"] <= 1:
+        return False
+    kind = value.get("rope_type", "default")
+    if not isinstance(kind, str):
+        return False
+    try:
+        present_frequencies({**value, "rope_type": kind if kind in PRESENT else "default"}, 8)
+    except UnsupportedCell:
+        return True
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return False
+    return True
+
+
 def read_original(data: dict[str, Any]) -> dict[str, Any]:
     _keys(data, ["max_position_embeddings"], ORIGINAL, "The original of a posenc record")
-    length, rope = data["max_position_embeddings"], data.get("rope_parameters", {})
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1 or not isinstance(rope, dict):
+    length, rope = data["max_position_embeddings"], data.get("rope_parameters")
+    good = isinstance(length, int) and not isinstance(length, bool) and length > 0
+    if not good or (rope is not None and not is_rope(rope)):
         raise PosencError(f"The original of a posenc record makes no sense: {data!r}.")
     return copy.deepcopy(data)
 

@@ -39,6 +39,12 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
 
 
 def _refuse_other_geometry(where: Places, record: Record) -> None:
+    if len({where.rotary is not None, record.geometry.rope is not None, "rope_parameters" in record.original}) > 1:
+        raise PosencError(
+            f"The record {'has' if record.geometry.rope else 'lacks'} a RoPE, and this model "
+            f"({where.config.model_type!r}) {'has one' if where.rotary is not None else 'has none'}: it was made for "
+            "another model, or damaged."
+        )
     live = measure(where, record.scheme, "extend")
     for name in ("hidden_size", "num_heads", "head_dim", "rotary_dim", "causal"):
         if getattr(live, name) != getattr(record.geometry, name):

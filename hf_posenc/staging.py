@@ -23,7 +23,7 @@ def staged(path: str | os.PathLike[str]) -> Iterator[Path]:
     Whatever happens before that (an error, a full disk, a kill) leaves what was at `path` as it was. Files there that
     are no part of a checkpoint, such as a README, are kept.
     """
-    target = Path(path).absolute()
+    target = Path(os.path.realpath(path))  # a link stays one
     if target.exists() and not target.is_dir():
         raise PosencError(f"{path} is a file; give the directory to write to.")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,635 @@
+"""Damaged, foreign and half-written checkpoints: refused with a reason, and never left behind."""
+
+import contextlib
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from cells import LENGTH, options, tiny, tokens
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from test_checkpoint import LONG, logits, patched
+from transformers import AutoModelForCausalLM
+
+from hf_posenc import PosencError, load, merge, patch_model, save
+from hf_posenc.export import describe_checkpoint, patch_checkpoint
+from hf_posenc.records import FORMAT, Record
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Good checkpoints, to be copied and damaged."""
+    folder = tmp_path_factory.mktemp("whole")
+    tiny("llama").save_pretrained(folder / "llama")
+    for scheme in ("yarn", "alibi", "t5", "learned", "dynamic_ntk"):
+        save(patched(scheme, "llama"), folder / scheme)
+    for scheme in ("t5", "learned", "none"):
+        save(patched(scheme, "gpt2"), folder / f"{scheme}-gpt2")
+    save(patched("t5", "llama"), folder / "shards", max_shard_size="15KB")
+    base = patch_model(AutoModelForCausalLM.from_pretrained(folder / "llama"), "yarn", factor=4.0)
+    save(get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])), folder / "adapter")
+    return folder
+
+
+@pytest.fixture
+def damaged(whole, tmp_path):
+    """A way to a copy of a good checkpoint."""
+
+    def take(name):
+        shutil.copytree(whole / name, tmp_path / name)
+        return tmp_path / name
+
+    return take
+
+
+def edit(path, change, file="config.json"):
+    """Apply `change` to the JSON object in a file of a checkpoint."""
+    data = json.loads((path / file).read_text())
+    change(data)
+    (path / file).write_text(json.dumps(data))
+
+
+def refused(path, *words, **arguments):
+    """That `load` raises a PosencError with these words in it."""
+    with pytest.raises(PosencError) as caught:
+        load(path, **arguments)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+NOT_JSON = {
+    "empty": b"",
+    "truncated": b'{"format": 1, "sch',
+    "binary": bytes(range(256)),
+    "a list": b"[1, 2]",
+    "null": b"null",
+    "a text": b"once upon a time",
+    "deep": b"[" * 100_000,
+    "a long number": b'{"format": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("text", NOT_JSON)
+@pytest.mark.parametrize(("name", "file"), [("yarn", "config.json"), ("adapter", "posenc.json")])
+def test_files_that_are_no_json_object(name, file, text, damaged):
+    path = damaged(name)
+    (path / file).write_bytes(NOT_JSON[text])
+    refused(path, str(path / file))
+
+
+@pytest.mark.parametrize("text", ["empty", "truncated", "binary", "a list"])
+def test_an_adapter_config_that_is_no_json_object(text, damaged):
+    path = damaged("adapter")
+    (path / "adapter_config.json").write_bytes(NOT_JSON[text])
+    refused(path, "adapter_config.json")
+
+
+FOREIGN = {
+    "another tool's": ({"name": "posenc", "version": 3}, "not a posenc record"),
+    "empty": ({}, "not a posenc record"),
+    "of the future": ({"format": 2, "scheme": "yarn", "new": 1}, "update hf_posenc"),
+    "of no version": ({"format": "1"}, "whole number"),
+    "of a true version": ({"format": True}, "whole number"),
+    "without a scheme": ({"format": 1, "options": {}, "geometry": {}, "original": {}}, "lacks scheme"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_foreign_records(kind, damaged):
+    data, reason = FOREIGN[kind]
+    adapter, model = damaged("adapter"), damaged("yarn")
+    (adapter / "posenc.json").write_text(json.dumps(data))
+    refused(adapter, reason)
+    edit(model, lambda config: config.update(posenc=data))
+    refused(model, reason)
+
+
+@pytest.mark.parametrize("value", [None, 5, "yarn", [], [{"format": 1}]])
+def test_a_record_is_an_object(value, damaged):
+    path = damaged("yarn")
+    edit(path, lambda config: config.update(posenc=value))
+    refused(path, "JSON object")
+
+
+def at(*keys, value=None, drop=False):
+    """A change deep in a config."""
+
+    def change(data):
+        for key in keys[:-1]:
+            data = data[key]
+        if drop:
+            del data[keys[-1]]
+        else:
+            data[keys[-1]] = value
+
+    return change
+
+
+RECORDS = {
+    "unknown scheme": (at("posenc", "scheme", value="yarm"), "Did you mean 'yarn'"),
+    "scheme of another type": (at("posenc", "scheme", value=["yarn"]), "Unknown scheme"),
+    "unknown option": (at("posenc", "options", "beta_fst", value=1), "Did you mean 'beta_fast'"),
+    "unknown key": (at("posenc", "extra", value=1), "unknown keys: extra"),
+    "missing key": (at("posenc", "geometry", drop=True), "lacks geometry"),
+    "missing number": (at("posenc", "geometry", "head_dim", drop=True), "lacks head_dim"),
+    "unknown number": (at("posenc", "geometry", "heads", value=3), "unknown keys: heads"),
+    "number of another type": (at("posenc", "geometry", "num_heads", value="4"), "num_heads='4'"),
+    "negative number": (at("posenc", "geometry", "head_dim", value=-8), "head_dim=-8"),
+    "original without length": (at("posenc", "original", value={}), "lacks max_position_embeddings"),
+    "original of another type": (at("posenc", "original", "rope_parameters", value=5), "makes no sense"),
+    "option of another type": (at("posenc", "options", "factor", value="4"), "factor must be"),
+    "option out of range": (at("posenc", "options", "factor", value=0.5), "factor must be"),
+    "option that is no number": (at("posenc", "options", "factor", value=float("nan")), "factor must be"),
+    "option past all numbers": (at("posenc", "options", "factor", value=10**400), "factor must be"),
+    "theta past all numbers": (at("posenc", "geometry", "rope", "rope_theta", value=10**400), "rope"),
+    "theta of nothing": (at("posenc", "geometry", "rope", "rope_theta", value=0), "rope"),
+    "rope type of another type": (at("posenc", "geometry", "rope", "rope_type", value=[]), ""),
+    "rope type unknown": (at("posenc", "geometry", "rope", "rope_type", value="spiral"), "spiral"),
+    "rope type without its numbers": (at("posenc", "geometry", "rope", "rope_type", value="yarn"), ""),
+    "no rope": (at("posenc", "geometry", "rope", drop=True), ""),
+}
+
+
+@pytest.mark.parametrize("fault", RECORDS)
+def test_faulty_records(fault, damaged):
+    change, reason = RECORDS[fault]
+    path = damaged("yarn")
+    edit(path, change)
+    refused(path, reason)
+    with pytest.raises(PosencError):
+        describe_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["t5", "learned", "learned-gpt2"])
+@pytest.mark.parametrize("seed", ["zero", 1.5, None, [], -1, 2**70])
+def test_a_seed_that_is_none(name, seed, damaged):
+    path = damaged(name)
+    edit(path, at("posenc", "options", "seed", value=seed))
+    refused(path, "seed")
+
+
+CONTRADICTIONS = {
+    "factor": ("yarn", at("rope_parameters", "factor", value=8.0), "contradicts itself"),
+    "theta": ("yarn", at("rope_parameters", "rope_theta", value=500_000.0), "contradicts itself"),
+    "rope type": ("yarn", at("rope_parameters", "rope_type", value="linear"), "contradicts itself"),
+    "rope removed": ("yarn", at("rope_parameters", drop=True), "contradicts itself"),
+    "length": ("yarn", at("max_position_embeddings", value=64), "max_position_embeddings"),
+    "length removed": ("yarn", at("max_position_embeddings", drop=True), "max_position_embeddings"),
+    "length of a seal": ("alibi", at("max_position_embeddings", value=64), "max_position_embeddings"),
+    "length of a table": ("learned-gpt2", at("n_positions", value=64), "n_positions"),
+    "attention removed": ("alibi", at("attn_implementation", drop=True), "attn_implementation"),
+    "attention changed": ("alibi", at("attn_implementation", value="sdpa"), "attn_implementation"),
+    "attention of a table": ("t5-gpt2", at("attn_implementation", value="eager"), "attn_implementation"),
+    "attention added": ("yarn", at("attn_implementation", value="hf_posenc_sdpa"), "attention"),
+    "seal broken": ("alibi", at("rope_parameters", "rope_type", value="default"), "contradicts itself"),
+    "scheme": ("yarn", at("posenc", "scheme", value="linear"), ""),
+    "target": ("yarn", at("posenc", "options", "factor", value=8.0), "contradicts itself"),
+    "heads": ("alibi", at("posenc", "geometry", "num_heads", value=8), "num_heads=8"),
+    "head size": ("alibi", at("posenc", "geometry", "head_dim", value=16), "head_dim=16"),
+    "hidden size": ("alibi", at("posenc", "geometry", "hidden_size", value=64), "hidden_size=64"),
+    "direction": ("t5", at("posenc", "geometry", "causal", value=False), "causal=False"),
+    "trained length": ("yarn", at("posenc", "geometry", "trained_length", value=16), ""),
+    "model type": ("yarn", at("model_type", value="llamma"), "llamma"),
+    "another model type": ("yarn", at("model_type", value="bert"), ""),
+    "architecture": ("yarn", at("architectures", value=["LlamaForNothing"]), "model_class="),
+    "no architecture": ("yarn", at("architectures", drop=True), "model_class="),
+    "architectures that are none": ("yarn", at("architectures", value={"a": 1}), "model_class="),
+    "architecture that is no model": ("yarn", at("architectures", value=["logging"]), "model_class="),
+    "architecture of another family": ("yarn", at("architectures", value=["GPT2LMHeadModel"]), ""),
+    "sizes that are none": ("yarn", at("hidden_size", value="large"), "config"),
+    "model type that is none": ("yarn", at("model_type", value=["llama"]), "model type"),
+    "record lost": ("alibi", at("posenc", drop=True), "lost its 'posenc' record"),
+    "record lost on a table": ("t5-gpt2", at("posenc", drop=True), "lost its 'posenc' record"),
+}
+
+
+@pytest.mark.parametrize("fault", CONTRADICTIONS)
+def test_configs_that_contradict_themselves(fault, damaged):
+    name, change, reason = CONTRADICTIONS[fault]
+    path = damaged(name)
+    edit(path, change)
+    refused(path, reason)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"])
+def test_sizes_that_are_not_those_of_the_weights(key, damaged):
+    path = damaged("yarn")
+    edit(path, lambda config: config.update({key: 2 * config[key]}))
+    refused(path)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5-gpt2"])
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention", "hf_posenc_sdpa"])
+def test_kernels_that_a_sealed_scheme_cannot_run_on(name, kernel, whole):
+    refused(whole / name, "sdpa", attn_implementation=kernel)
+
+
+def test_directories_that_are_no_checkpoint(tmp_path, whole):
+    refused(tmp_path, "not a checkpoint")
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file", "not a directory")
+    refused(tmp_path / "missing", "not a directory")
+    refused("no-such-organisation/no-such-model", "no-such-organisation/no-such-model")
+    with pytest.raises(PosencError, match="is a file"):
+        save(load(whole / "yarn"), tmp_path / "file")
+    for source in (tmp_path, tmp_path / "missing", tmp_path / "file"):
+        with pytest.raises(PosencError):
+            patch_checkpoint(source, tmp_path / "out", "none")
+        with pytest.raises(PosencError):
+            describe_checkpoint(source)
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+
+
+def test_a_missing_shard(damaged):
+    path = damaged("shards")
+    shards = sorted(path.glob("model-*.safetensors"))
+    shards[1].unlink()
+    refused(path, shards[1].name)
+    with pytest.raises(PosencError, match=shards[1].name):
+        patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"a": 5}}])
+def test_an_index_that_is_none(index, damaged):
+    path = damaged("shards")
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(path)
+    with pytest.raises(PosencError):
+        patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+@pytest.mark.parametrize("name", ["yarn", "none-gpt2"])
+def test_truncated_weights(name, size, damaged):
+    path = damaged(name)
+    weights = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(weights[:size])
+    refused(path, "model.safetensors")
+    with pytest.raises(PosencError, match=r"model\.safetensors"):
+        patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("t5", "model.posenc_bias.weight"), ("learned", "model.posenc_table.weight")]
+)
+def test_parameters_of_a_scheme_that_are_not_there(name, key, damaged):
+    path = damaged(name)
+    tensors = load_file(path / "model.safetensors")
+    own = tensors.pop(key)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    refused(path, key, "not whole")
+    save_file({**tensors, key: own[:-1].clone()}, path / "model.safetensors", metadata={"format": "pt"})
+    refused(path, key, "shape")
+
+
+def with_table(path, change):
+    """Rewrite the weights of a GPT-2 with `change` of its table, or without one."""
+    tensors = load_file(path / "model.safetensors")
+    table = change(tensors.pop("transformer.wpe.weight"))
+    kept = tensors if table is None else {**tensors, "transformer.wpe.weight": table}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["learned-gpt2", "none-gpt2"])
+def test_a_table_that_is_too_short(name, damaged):
+    path = damaged(name)
+    with_table(path, lambda table: table[:8].clone())
+    refused(path, "wpe")
+
+
+def test_a_table_that_is_not_there(damaged):
+    """A new random one would be a model that knows other positions."""
+    path = damaged("learned-gpt2")
+    with_table(path, lambda table: None)
+    refused(path, "wpe")
+
+
+def test_a_table_to_patch_that_is_not_there(damaged):
+    path = damaged("learned-gpt2")
+    with_table(path, lambda table: None)
+    edit(path, at("posenc", drop=True))
+    with pytest.raises(PosencError, match="wpe"):
+        patch_checkpoint(path, path.with_name("out"), "learned", factor=2.0)
+
+
+@pytest.mark.parametrize("name", ["llama", "yarn", "t5", "none-gpt2"])
+def test_pickled_weights_are_not_loaded(name, damaged):
+    path = damaged(name)
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+    refused(path, "Pickled weights are not loaded")
+    with pytest.raises(PosencError, match="Pickled"):
+        patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
+
+
+def test_faulty_adapters(damaged, whole):
+    path = damaged("adapter")
+    torch.save({}, path / "adapter_model.bin")
+    weights = (path / "adapter_model.safetensors").read_bytes()
+    (path / "adapter_model.safetensors").unlink()
+    refused(path, "Pickled weights are not loaded")
+    (path / "adapter_model.safetensors").write_bytes(weights)
+    edit(path, lambda adapter: adapter.update(base_model_name_or_path=None), "adapter_config.json")
+    refused(path, "base=")
+    assert load(path, base=whole / "llama")
+    edit(path, lambda adapter: adapter.update(base_model_name_or_path=str(path / "gone")), "adapter_config.json")
+    refused(path, "gone")
+    with pytest.raises(PosencError):
+        merge(path, path.with_name("out"))
+    assert not path.with_name("out").exists()
+
+
+@pytest.mark.parametrize("value", [5, ["a"]])
+def test_a_base_model_whose_name_is_none(value, damaged):
+    path = damaged("adapter")
+    edit(path, lambda adapter: adapter.update(base_model_name_or_path=value), "adapter_config.json")
+    refused(path, "base")
+    with pytest.raises(PosencError):
+        describe_checkpoint(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Saving that fails
+
+
+def snapshot(folder):
+    return {file.relative_to(folder): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()}
+
+
+def full_disk(after):
+    """A `safetensors.torch.save_file` that writes some bytes of the n-th file and stops."""
+    real, count = safetensors.torch.save_file, [0]
+
+    def save_some(tensors, filename, *args, **kwargs):
+        count[0] += 1
+        if count[0] <= after:
+            return real(tensors, filename, *args, **kwargs)
+        Path(filename).write_bytes(b"\0" * 1000)
+        raise OSError(28, "No space left on device")
+
+    return save_some
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("what", ["model", "adapter", "export"])
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(what, after, whole, tmp_path, monkeypatch):
+    target = tmp_path / "a"
+    shutil.copytree(whole / "alibi", target)
+    before = snapshot(target)
+    model = patched("t5", "llama")
+    if what == "adapter":
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+        model.add_adapter("b", LoraConfig(target_modules=["q_proj"]))
+        model.add_adapter("c", LoraConfig(target_modules=["q_proj"]))
+    broken = full_disk(after if what != "export" else 0)
+    for name in ("transformers.modeling_utils.safe_save_file", "peft.peft_model.safe_save_file"):
+        monkeypatch.setattr(name, broken)
+    monkeypatch.setattr("hf_posenc.export.save_file", broken)
+    with pytest.raises(OSError, match="No space left"):
+        if what == "export":
+            patch_checkpoint(whole / "llama", target, "t5")
+        elif what == "adapter":
+            save(model, target)
+        else:
+            save(model, target, max_shard_size="15KB")
+    assert os.listdir(tmp_path) == ["a"]
+    assert snapshot(target) == before
+    monkeypatch.undo()
+    expected = logits(patched("alibi", "llama"), tokens(2, LENGTH))
+    assert torch.equal(logits(load(target), tokens(2, LENGTH)), expected)
+
+
+def test_an_interrupt_leaves_no_litter(tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(patched("t5", "llama"), tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_record_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """An adapter saved by PEFT itself, without our staging."""
+    model = get_peft_model(patched("yarn", "llama"), LoraConfig(target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path / "a")
+    before = (tmp_path / "a" / "posenc.json").read_bytes()
+
+    def broken(record, file, **kwargs):
+        file.write('{"form')
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_posenc.sidecar.json.dump", broken)
+    with pytest.raises(OSError, match="No space"):
+        model.save_pretrained(tmp_path / "a")
+    monkeypatch.undo()
+    assert (tmp_path / "a" / "posenc.json").read_bytes() == before
+
+
+SAVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+from test_faults import contestants
+from hf_posenc import save
+first, second = contestants()
+print("ready", flush=True)
+while True:
+    save(first, sys.argv[2], max_shard_size="15KB")
+    save(second, sys.argv[2])
+"""
+
+
+def contestants():
+    """Two models that differ in scheme, in weights and in their files."""
+    return patched("t5", "llama"), patched("yarn", "llama", seed=1)
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_saving_leaves_one_or_the_other(tmp_path):
+    target, ids = tmp_path / "a", tokens(2, LENGTH)
+    models = contestants()
+    answers = [logits(model, ids) for model in models]
+    save(models[0], target)
+    command = [sys.executable, "-c", SAVER, str(Path(__file__).parent), str(target)]
+    moments, seen = random.Random(0), set()
+    for _ in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            assert process.stdout.readline().strip() == "ready"
+            for _ in range(5):  # stopped in the midst of it, what lies there is as whole as after a kill
+                time.sleep(moments.uniform(0.02, 0.3))
+                process.send_signal(signal.SIGSTOP)
+                seen.add(check_one_of(target, ids, answers))
+                process.send_signal(signal.SIGCONT)
+            time.sleep(moments.uniform(0.0, 0.1))
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        seen.add(check_one_of(target, ids, answers))
+    assert seen == {0, 1}
+
+
+def check_one_of(target, ids, answers):
+    found = logits(load(target), ids)
+    same = [torch.equal(found, answer) for answer in answers]
+    assert sum(same) == 1
+    return same.index(True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fuzzing
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([0, -1, 1, 10**400, 2**63, 1e308, "yarn", "t5", "linear", "none", ""])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def paths_in(data, prefix=()):
+    """Where every value of a JSON object is."""
+    found = []
+    for key in data:
+        found.append((*prefix, key))
+        if isinstance(data[key], dict):
+            found += paths_in(data[key], (*prefix, key))
+    return found
+
+
+def parent_of(data, path):
+    for key in path[:-1]:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else None
+
+
+@st.composite
+def mutations(draw, data, below=()):
+    """The JSON object with a few of its values gone, replaced or joined by others."""
+    data = copy.deepcopy(data)
+    places = paths_in(parent_of(data, (*below, None)), below)
+    for _ in range(draw(st.integers(1, 3))):
+        path, how = draw(st.sampled_from(places)), draw(st.sampled_from(["delete", "replace", "add"]))
+        parent = parent_of(data, path)
+        if parent is None:
+            continue
+        if how == "delete":
+            parent.pop(path[-1], None)
+        else:
+            parent[path[-1] if how == "replace" else draw(st.text(max_size=8))] = draw(json_values)
+    return data
+
+
+def example_records():
+    found = []
+    for scheme, kind in [("yarn", "llama"), ("t5", "gpt2"), ("learned", "llama"), ("longrope", "bert")]:
+        found.append(patch_model(tiny(kind), scheme, **options(scheme)).config.posenc)
+    return [json.loads(json.dumps(record)) for record in found]
+
+
+EXAMPLES = example_records()
+fuzzed = settings(
+    derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@given(st.sampled_from(EXAMPLES).flatmap(mutations))
+@example(EXAMPLES[0])
+@settings(fuzzed, max_examples=300)
+def test_a_mutated_record_is_read_or_refused(data):
+    with contextlib.suppress(PosencError):
+        record = Record.from_dict(data)
+        again = Record.from_dict(record.to_dict())
+        assert again == record
+        assert record.to_dict()["scheme"] == data["scheme"]
+        assert record.to_dict()["format"] == data["format"] == FORMAT
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+@settings(fuzzed, max_examples=60)
+def test_a_truncated_record_is_refused(record, draw):
+    text = json.dumps(record)
+    cut = draw.draw(st.integers(0, len(text) - 1))
+    with pytest.raises((PosencError, json.JSONDecodeError)):
+        Record.from_dict(json.loads(text[:cut]))
+
+
+def outcome(path, read):
+    """What `read` makes of the checkpoint, None if it refuses; a PosencError is the only way to refuse."""
+    try:
+        return read(path)
+    except PosencError as error:
+        assert str(error)
+        return None
+
+
+@given(st.data())
+@settings(fuzzed, max_examples=150)
+@pytest.mark.parametrize("name", ["yarn", "t5", "learned-gpt2", "dynamic_ntk"])
+def test_describe_takes_or_refuses_a_config_with_a_mutated_record(name, whole, tmp_path, draw):
+    config = json.loads((whole / name / "config.json").read_text())
+    config = draw.draw(mutations(config, below=("posenc",)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    outcome(tmp_path, describe_checkpoint)
+
+
+@given(st.data())
+@settings(fuzzed, max_examples=25)
+@pytest.mark.parametrize("name", ["yarn", "t5"])
+def test_load_gives_the_same_or_refuses_a_mutated_config(name, whole, tmp_path, draw):
+    """Only what says something of positions is changed: the rest is transformers' to check."""
+    shutil.copytree(whole / name, tmp_path, dirs_exist_ok=True)
+    config = json.loads((whole / name / "config.json").read_text())
+    keys = ["posenc", "rope_parameters", "max_position_embeddings", "attn_implementation", "architectures"]
+    part = draw.draw(mutations({key: config.get(key) for key in keys}))
+    changed = {**{key: value for key, value in config.items() if key not in keys}, **part}
+    if "posenc" not in changed:
+        return  # a checkpoint without a record is transformers' own business, unless it is sealed
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    model = outcome(tmp_path, load)
+    if model is not None and name == "yarn":  # all of which is told twice
+        assert torch.equal(logits(model, tokens(1, LENGTH)), logits(load(whole / name), tokens(1, LENGTH)))
+
+
+@given(st.data())
+@settings(fuzzed, max_examples=40)
+@pytest.mark.parametrize(("name", "file"), [("yarn", "config.json"), ("adapter", "posenc.json")])
+def test_load_refuses_truncated_files(name, file, whole, tmp_path, draw):
+    shutil.copytree(whole / name, tmp_path, dirs_exist_ok=True)
+    text = (whole / name / file).read_bytes().rstrip()
+    (tmp_path / file).write_bytes(text[: draw.draw(st.integers(0, len(text) - 1))])
+    assert outcome(tmp_path, load) is None
+
+
+@given(st.binary(max_size=60))
+@settings(fuzzed, max_examples=40)
+def test_load_refuses_noise(whole, tmp_path, noise):
+    shutil.copytree(whole / "yarn", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_bytes(noise)
+    assert outcome(tmp_path, load) is None
+
+
+def test_the_good_checkpoints_are_good(whole):
+    """Else all that is refused above proves nothing."""
+    for path in sorted(whole.iterdir()):
+        assert logits(load(path), tokens(1, LONG if path.name != "llama" else LENGTH)).isfinite().all()
+        describe_checkpoint(path)
