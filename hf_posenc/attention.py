@@ -48,12 +48,12 @@ def attend(
     assert posenc_call is not None
     shared: Positions = link.base.posenc
     bias = getattr(link.base, "posenc_bias", None)
-    if shared.late:
+    if posenc_call.angles is not None:
+        of_query, of_key = posenc_call.angles
+        query = rotate(query, of_query)
+        key = key if posenc_call.keys_turned else rotate(key, of_key)
+    elif shared.late:
         return _attend_in_stages(kernel, module, query, key, value, attention_mask, posenc_call, shared, **kwargs)
-    if shared.early:
-        angles = shared.angles(posenc_call.query)
-        query = rotate(query, angles)
-        key = key if posenc_call.keys_turned else rotate(key, angles)
     if bias is None:
         return kernel(module, query, key, value, attention_mask, **kwargs)
     extra = {"bias": bias, "call": posenc_call, "rendering": shared.rendering}
@@ -80,9 +80,7 @@ def _attend_in_stages(
     def turned(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(query[:, :, part], shared.angles(queries[:, part], now)), rotate(key, shared.angles(keys, now))
 
-    if query.shape[2] == 1:  # decoding: a stage per row, and nothing read back from the device
-        return kernel(module, *turned(slice(None), stage[:, 0]), value, mask, **kwargs)
-    stages = stage.unique().tolist()
+    stages = [0] if query.shape[2] == 1 else stage.unique().tolist()
     if len(stages) == 1:
         return kernel(module, *turned(slice(None), stage[:, 0]), value, mask, **kwargs)
     parts = []

@@ -19,6 +19,10 @@ SEAL = "hf_posenc: pip install hf-posenc, then hf_posenc.load(path)"
 """What `config.json` of a sealed model names as its attention: transformers refuses it, and prints it."""
 
 
+Angles = tuple[Tensor, Tensor]
+"""cos and sin, (batch, tokens, pairs)."""
+
+
 class Positions(Fp32Buffers):
     """What the attention layers of a patched model share: how q and k are turned. Lives on the base model."""
 
@@ -44,7 +48,7 @@ class Positions(Fp32Buffers):
     def late(self) -> bool:
         return self.rotation is not None and self.rotation.follows_length
 
-    def angles(self, positions: Tensor, stage: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor, stage: Tensor | None = None) -> Angles:
         """cos and sin, (batch, tokens, pairs) in fp32. `stage`: (batch,) where frequencies follow the length."""
         assert self.rotation is not None
         inv_freq = self.inv_freq
@@ -58,12 +62,20 @@ class Positions(Fp32Buffers):
         return f"rotation={type(self.rotation).__name__ if self.rotation else None}"
 
 
-def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Turn the pairs (i, i + d/2) of each head; channels past the rotated ones are left alone."""
     cos, sin = (a[:, None].to(x.dtype) for a in angles)
     pairs = cos.shape[-1]
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+    # Decoding turns all keys of a cache: written in place, this is most of what it costs.
+    turned = torch.empty_like(x)
+    torch.mul(first, cos, out=turned[..., :pairs]).sub_(second * sin)
+    torch.mul(second, cos, out=turned[..., pairs : 2 * pairs]).add_(first * sin)
+    if rest.shape[-1]:
+        turned[..., 2 * pairs :] = rest
+    return turned
 
 
 class Link:
@@ -87,6 +99,8 @@ class Call(NamedTuple):
     """Which of the keys stands with the first query; None under a static cache, where only the device knows."""
     keys_turned: bool
     """Whether the keys were turned before they were cached."""
+    angles: tuple[Angles, Angles] | None = None
+    """Of the queries and of the keys; None where keys are turned once for each stage that queries are in."""
 
     def key(self, length: int) -> Tensor:
         return self.keys[:, :length]
@@ -105,11 +119,20 @@ class Call(NamedTuple):
 class TurningCache:
     """Stands in for a cache during one attention call, and turns keys before they are stored."""
 
-    def __init__(self, cache: Cache, angles: tuple[Tensor, Tensor]):
+    def __init__(self, cache: Cache, angles: Angles):
         self.cache, self.angles = cache, angles
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.cache.update(rotate(keys, self.angles), values, *args, **kwargs)
+
+
+def turning(past: Any, angles: Angles) -> Any:
+    """A stand-in for `past` that turns the keys which self-attention stores."""
+    if not isinstance(past, EncoderDecoderCache):
+        return TurningCache(past, angles)
+    stand_in = copy.copy(past)
+    stand_in.self_attention_cache = TurningCache(past.self_attention_cache, angles)  # type: ignore[assignment]
+    return stand_in
 
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,20 +152,31 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         positions = (torch.arange(states.shape[1], device=states.device) + start)[None]
     shared = link.base.posenc
     call = Call(positions, positions, 0, False)
-    if cache is not None and shared.early:
-        call = call._replace(keys_turned=True)
-        turning = TurningCache(cache, shared.angles(positions))
-        if cache is past:
-            kwargs["past_key_values"] = turning
-        else:
-            kwargs["past_key_values"] = copy.copy(past)
-            kwargs["past_key_values"].self_attention_cache = turning
-    elif cache is not None:
+    if cache is None:
+        if shared.early:
+            angles = shared.angles(positions)
+            call = call._replace(angles=(angles, angles))
+    elif shared.early:
+        if link.first:
+            cache.posenc_angles = shared.angles(positions)
+        call = call._replace(keys_turned=True, angles=(cache.posenc_angles, cache.posenc_angles))
+        kwargs["past_key_values"] = turning(past, cache.posenc_angles)
+    else:
         count, first = cache.get_mask_sizes(states.shape[1], module.layer_idx)
+        decoding = shared.late and states.shape[1] == 1
         if link.first:
             remember(cache, positions, start, first + count, states.shape[0])
-        known = cache.posenc_positions[:, first : first + count]
-        call = Call(positions, known, None if isinstance(start, Tensor) else start - first, False)
+            if decoding:  # one stage a row: the angles are the same in all layers
+                stage = shared.rotation.stage(positions[:, 0] + 1)
+                every = shared.angles(cache.posenc_positions, stage)
+                cache.posenc_angles = (shared.angles(positions, stage), every)
+        seen = slice(first, first + count)
+        angles = None
+        if decoding:
+            of_query, (cos, sin) = cache.posenc_angles
+            angles = (of_query, (cos[:, seen], sin[:, seen]))
+        slot = None if isinstance(start, Tensor) else start - first
+        call = Call(positions, cache.posenc_positions[:, seen], slot, False, angles)
     kwargs["posenc_call"] = call
     return args, kwargs
 
