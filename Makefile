@@ -4,13 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test bench lint clean
 
 demo: $(STAMP)
 	$(BIN)/python recipes/demo.py
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+bench: $(STAMP)
+	$(BIN)/python recipes/benchmark.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

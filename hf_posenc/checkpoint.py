@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 
 from .adapters import load_adapter
 from .describe import check_model
@@ -232,7 +232,10 @@ def model_class_of(raw: dict[str, Any], given: Any) -> Any:
 
 
 def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
-    """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it."""
+    """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
+
+    The tokenizer comes along, with its length updated, where the adapter or its base has one.
+    """
     adapted = load(adapter, **kwargs)
     if not hasattr(adapted, "merge_and_unload"):
         raise PosencError(f"{adapter} holds no adapter to merge.")
@@ -246,4 +249,18 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
                 setattr(model.get_submodule(owner), last, torch.nn.Parameter(parameter.detach().clone()))
             seen.add(id(parameter))
     save(model, out)
+    tokenizer = tokenizer_of(os.fspath(adapter), adapted.peft_config["default"].base_model_name_or_path)
+    if tokenizer is not None:
+        tokenizer.model_max_length = model.config.max_position_embeddings
+        tokenizer.save_pretrained(out)
     return model
+
+
+def tokenizer_of(*paths: str | None) -> Any:
+    """The tokenizer at the first of these places that has one."""
+    for path in filter(None, paths):
+        try:
+            return AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError):  # a directory without one
+            continue
+    return None

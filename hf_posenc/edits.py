@@ -41,37 +41,24 @@ class Swap:
 
 @dataclass
 class Hook:
-    """A forward pre-hook that is there or not."""
+    """A hook that is there or not: before a module's forward, or before its state dict is made."""
 
     module: nn.Module
     function: Callable[..., Any]
+    before: str = "forward"
     handle: Any = None
 
     def exchange(self) -> None:
         if self.handle is not None:
             self.handle.remove()
             self.handle = None
-        else:
+        elif self.before == "forward":
             self.handle = self.module.register_forward_pre_hook(self.function, with_kwargs=True)
-
-
-@dataclass
-class StateDictHook:
-    """A hook that runs before a state dict is made, that is before every kind of save."""
-
-    module: nn.Module
-    function: Callable[..., Any]
-    handle: Any = None
-
-    def exchange(self) -> None:
-        if self.handle is not None:
-            self.handle.remove()
-            self.handle = None
         else:
             self.handle = self.module.register_state_dict_pre_hook(self.function)
 
 
-Edit = Swap | Hook | StateDictHook
+Edit = Swap | Hook
 
 
 @dataclass

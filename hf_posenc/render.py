@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from . import attention as _attention  # noqa: F401  importing registers the attention functions
-from .edits import Edit, Hook, Journal, StateDictHook, Swap
+from .edits import Edit, Hook, Journal, Swap
 from .families import Places
 from .grades import is_sealed
 from .positions import PREFIX, SEAL, Link, Positions, before_attention
@@ -53,7 +53,7 @@ def plan(
     if sealed:
         edits += _attention_edits(where, effect)
     edits.append(Swap(config, "posenc", record.to_dict()))
-    edits.append(StateDictHook(where.model, before_state_dict))
+    edits.append(Hook(where.model, before_state_dict, before="state dict"))
     journal = Journal(edits, final=LOST if loaded is not None and where.table is not None else lost)
     edits.append(Swap(where.base, "posenc_journal", journal))
     return journal

@@ -7,7 +7,7 @@ fits, or the one that `set_rendering` asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -175,6 +175,45 @@ def _toeplitz(r: Request) -> Tensor:
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
+# --- flex: torch compiles the bias into one kernel. For GPUs, where it has not been measured; on a CPU the others win.
+
+
+def _flex(r: Request) -> Tensor:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    length, keys = r.query.shape[2], r.key.shape[2]
+    of_query, of_key = r.call.query.expand(len(r.query), -1), r.call.key(keys).expand(len(r.query), -1)
+    numbers = r.bias.distances(of_query.device)
+
+    def score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + r.bias.at(numbers, h, of_key[b, j] - of_query[b, i])
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j if r.mask is None else r.mask[b, 0, i, j]
+
+    block_mask = None
+    if r.mask is not None or r.causal:
+        block_mask = create_block_mask(seen, len(r.query), None, length, keys, device=str(r.query.device))
+    grouped = r.query.shape[1] != r.key.shape[1]
+    output = _compiled_flex(r.query.device.type)(
+        r.query, r.key, r.value, score_mod=score, block_mask=block_mask, scale=r.scaling, enable_gqa=grouped
+    )
+    return output.transpose(1, 2).contiguous()
+
+
+@cache
+def _compiled_flex(device: str) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+
+
+def _flex_fits(r: Request) -> bool:
+    bools = r.mask is None or r.mask.dtype == torch.bool
+    trains = torch.is_grad_enabled() and r.query.device.type == "cpu"  # torch has no backward of it there
+    return bools and r.dropout == 0.0 and not r.trains_bias and not trains
+
+
 # --- blocks: any bias, for some queries at a time; in training each block is computed again for its gradient.
 
 
@@ -214,9 +253,10 @@ RENDERINGS = {
     "row": Rendering(_row_fits, _row),
     "columns": Rendering(lambda r: r.bias.key_slopes is not None, _columns),
     "toeplitz": Rendering(_toeplitz_fits, _toeplitz),
+    "flex": Rendering(_flex_fits, _flex),
     "blocks": Rendering(lambda r: True, _blocks),
 }
-"""In the order of preference."""
+"""In the order of preference; flex is for GPUs only, unless asked for."""
 
 
 def choose(request: Request, asked: str | None) -> Rendering:
@@ -229,4 +269,6 @@ def choose(request: Request, asked: str | None) -> Rendering:
         return RENDERINGS[asked]
     if request.query.shape[2] <= FEW:
         return RENDERINGS["blocks"]
-    return next(rendering for rendering in RENDERINGS.values() if rendering.fits(request))
+    cpu = request.query.device.type == "cpu"
+    names = [name for name in RENDERINGS if not (cpu and name == "flex")]
+    return next(RENDERINGS[name] for name in names if RENDERINGS[name].fits(request))

@@ -8,7 +8,7 @@ tokens into the book, to show how much the place matters:
     unpatched                            6.349  7.635  7.497  |  6.011  7.290  7.448
     yarn, target 1024                    6.424  6.399  6.379  |  6.043  6.065  6.126
     ntk, target 1024 (alpha = 4)         6.291  6.245  7.356  |  5.953  5.956  7.343
-    ntk, target 1024, alpha = 16         6.211  6.212  6.239  |  5.961  5.998  6.078
+    ntk, target 1024, alpha = "cover"    6.196  6.212  6.221  |  5.972  5.991  6.052
     dynamic_ntk (factor = 1)             6.349  6.936  7.402  |  6.011  6.744  7.354
     dynamic_ntk, factor = 4              6.349  6.266  6.296  |  6.011  5.957  6.237
     dynamic_ntk, factor = 4, step = 64   6.349  6.261  6.284  |  6.011  5.945  6.239
@@ -17,13 +17,17 @@ So ntk with alpha = factor reaches about half of its target, and dynamic_ntk nee
 RoPE with the raised theta gives the same losses, so that this is the method and not its rendering.
 """
 
+import copy
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_posenc import check_model, patch_model, unpatch_model
+from hf_posenc import check_model, load, patch_model, unpatch_model
 
 TRAINED, TARGET, SCORED, WINDOWS, START = 256, 1024, 64, 8, 8_000
 EXPLODED, HELD = 1.0, 0.3
@@ -81,7 +85,8 @@ def test_yarn_holds_up_to_its_target(model, text, at_home):
 
 
 @pytest.mark.parametrize(
-    "scheme, given", [("ntk", {"target_length": TARGET, "alpha": 16.0}), ("dynamic_ntk", {"factor": 4.0, "step": 64})]
+    "scheme, given",
+    [("ntk", {"target_length": TARGET, "alpha": "cover"}), ("dynamic_ntk", {"factor": 4.0, "step": 64})],
 )
 def test_ntk_with_head_room_holds_up_to_the_target(model, text, at_home, scheme, given):
     patch_model(model, scheme, **given)
@@ -127,3 +132,23 @@ def test_generating_past_the_trained_length(model, text, scheme):
         full = model(made).logits[:, 223:-1]
     full[..., model.config.eos_token_id] = -torch.inf  # min_new_tokens forbids it
     assert torch.equal(full.argmax(-1), made[:, 224:])
+
+
+def test_merge_brings_the_tokenizer_along(model, stories, text, tmp_path):
+    """The command of the README, on an adapter as PEFT saves it."""
+    peft = pytest.importorskip("peft")
+    patch_model(model, "yarn", target_length=TARGET)
+    twin = copy.deepcopy(model)
+    adapted = peft.get_peft_model(
+        twin, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    )
+    expected = logits(adapted, text)
+    adapted.save_pretrained(tmp_path / "adapter")
+    command = [sys.executable, "-m", "hf_posenc", "merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]
+    done = subprocess.run([*command, "--base", stories], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "yarn" in done.stdout
+    merged = load(tmp_path / "merged", dtype=torch.float32)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").model_max_length == TARGET
+    # The base is stored, and so merged, in half precision.
+    assert (logits(merged, text) - expected).abs().max() < 0.5

@@ -38,6 +38,14 @@ class LinearBias(Fp32Buffers):
         """The bias at each of these `key - query`, (heads, distances)."""
         return self.slopes[:, None] * -distance.abs().float()
 
+    def distances(self, device: torch.device) -> Tensor:
+        """What `at` looks things up in, made once per call."""
+        return self.slopes.to(device)
+
+    def at(self, slopes: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+        """The bias of one head at one `key - query`, for kernels that ask pair by pair."""
+        return slopes[head] * -distance.abs()
+
     @property
     def key_slopes(self) -> Tensor | None:
         """Slopes m for which the bias is m * key position, up to a constant per query; None if there are none.

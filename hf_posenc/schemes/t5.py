@@ -43,11 +43,17 @@ class BucketBias(nn.Module):
         """The bias at each of these `key - query`, (heads, distances)."""
         return self.weight[bucket(distance, self.buckets, self.max_distance, self.bidirectional)].float().mT
 
+    def distances(self, device: torch.device) -> Tensor:
+        """What `at` looks things up in, made once per call: past max_distance nothing changes."""
+        return self.by_distance(torch.arange(-self.max_distance, self.max_distance + 1, device=device))
+
+    def at(self, table: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+        """The bias of one head at one `key - query`, for kernels that ask pair by pair."""
+        return table[head, distance.clamp(-self.max_distance, self.max_distance) + self.max_distance]
+
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        # The bias depends on the distance alone, and past max_distance on nothing: buckets are found once per
-        # distance, not once per pair of tokens.
-        most = self.max_distance
-        values = self.by_distance(torch.arange(-most, most + 1, device=key.device))
+        # Buckets are found once per distance, not once per pair of tokens.
+        most, values = self.max_distance, self.distances(key.device)
         distance = key[:, None, :] - query[:, :, None]
         return values.mT[distance.clamp(-most, most) + most].movedim(-1, 1)
 
