@@ -161,24 +161,30 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             cache.posenc_angles = shared.angles(positions)
         call = call._replace(keys_turned=True, angles=(cache.posenc_angles, cache.posenc_angles))
         kwargs["past_key_values"] = turning(past, cache.posenc_angles)
-    else:
-        count, first = cache.get_mask_sizes(states.shape[1], module.layer_idx)
-        decoding = shared.late and states.shape[1] == 1
-        if link.first:
-            remember(cache, positions, start, first + count, states.shape[0])
-            if decoding:  # one stage a row: the angles are the same in all layers
-                stage = shared.rotation.stage(positions[:, 0] + 1)
-                every = shared.angles(cache.posenc_positions, stage)
-                cache.posenc_angles = (shared.angles(positions, stage), every)
-        seen = slice(first, first + count)
-        angles = None
-        if decoding:
-            of_query, (cos, sin) = cache.posenc_angles
-            angles = (of_query, (cos[:, seen], sin[:, seen]))
-        slot = None if isinstance(start, Tensor) else start - first
-        call = Call(positions, cache.posenc_positions[:, seen], slot, False, angles)
+    elif shared.late or getattr(link.base, "posenc_bias", None) is not None:
+        sizes = cache.get_mask_sizes(states.shape[1], module.layer_idx)
+        call = cached_call(cache, positions, start, sizes, states.shape[0], link)
     kwargs["posenc_call"] = call
     return args, kwargs
+
+
+def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int], batch: int, link: Any) -> Call:
+    """What a call over a cache knows. The first layer of a pass finds it out for all."""
+    shared, (count, first) = link.base.posenc, sizes
+    decoding = shared.late and positions.shape[1] == 1
+    if link.first:
+        remember(cache, positions, start, first + count, batch)
+        if decoding:  # one stage a row: the angles are the same in all layers
+            stage = shared.rotation.stage(positions[:, 0] + 1)
+            every = shared.angles(cache.posenc_positions, stage)
+            cache.posenc_angles = (shared.angles(positions, stage), every)
+    seen = slice(first, first + count)
+    angles = None
+    if decoding:
+        of_query, (cos, sin) = cache.posenc_angles
+        angles = (of_query, (cos[:, seen], sin[:, seen]))
+    slot = None if isinstance(start, Tensor) else start - first
+    return Call(positions, cache.posenc_positions[:, seen], slot, False, angles)
 
 
 def remember(cache: Any, positions: Tensor, start: Any, end: int, batch: int) -> None:
@@ -189,8 +195,9 @@ def remember(cache: Any, positions: Tensor, start: Any, end: int, batch: int) ->
     stored: Tensor | None = getattr(cache, "posenc_positions", None)
     length = positions.shape[1]
     if isinstance(start, Tensor):  # a static cache: written in place, at slots that only the device knows
-        if stored is None or stored.shape != (batch, end):
-            stored = torch.zeros((batch, end), dtype=torch.long, device=positions.device)
+        if stored is None or stored.shape != (batch, end):  # what somebody else put there runs up to this text
+            run_up = positions[:, :1] - start + torch.arange(end, device=positions.device)
+            stored = run_up.long().expand(batch, -1).contiguous()
         slots = torch.arange(length, device=positions.device) + start
         cache.posenc_positions = stored.index_copy_(1, slots, positions.long().expand(batch, -1))
         return

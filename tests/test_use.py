@@ -403,3 +403,23 @@ def test_a_model_built_from_a_sealed_config_does_not_run_without_positions(schem
         logits(transformers.GPT2LMHeadModel(copy.deepcopy(patched(scheme, "gpt2").config)), tokens(1, 8))
     with pytest.raises(KeyError, match="hf_posenc"):  # transformers does not know this kind of RoPE
         transformers.LlamaForCausalLM(copy.deepcopy(patched(scheme, "llama").config))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["dynamic", "static"])
+@pytest.mark.parametrize("scheme", NEEDS_KEY_POSITIONS)
+def test_a_cache_without_positions_runs_up_to_the_text(scheme, which):
+    """Somebody else may have filled it: its tokens are taken to stand without a gap before those of the call."""
+    model, ids = patched(scheme, "llama"), tokens(2, LENGTH + 9)
+    cache = caches(model, ids.shape[1])[which]
+    logits(model, ids[:, :-4], past_key_values=cache, use_cache=True)
+    del cache.posenc_positions
+    rest = logits(model, ids[:, -4:], past_key_values=cache, use_cache=True)
+    same(rest, logits(model, ids, use_cache=False)[:, -4:])
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
+def test_schemes_that_need_no_key_positions_note_none(scheme):
+    model = patched(scheme, "llama")
+    cache = DynamicCache(config=model.config)
+    logits(model, tokens(1, 8), past_key_values=cache, use_cache=True)
+    assert not hasattr(cache, "posenc_positions")
