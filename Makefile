@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench sweep lint clean
 
 demo: $(STAMP)
 	$(BIN)/python recipes/demo.py
@@ -14,6 +14,9 @@ test: $(STAMP) lint
 
 bench: $(STAMP)
 	$(BIN)/python recipes/benchmark.py
+
+sweep: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/sweep
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

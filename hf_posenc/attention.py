@@ -34,24 +34,29 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     posenc_call: Call | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> Output:
-    """Attention of a patched model: turn q and k, add the bias, and leave the rest to the kernel."""
+    """Attention of a patched model: turn q and k, add the bias, and leave the rest to the kernel.
+
+    `position_bias` is the family's own, where it has one: a patched layer takes none.
+    """
     link = getattr(module, "posenc_link", None)
     if link is None:
         raise PosencError(
             "This model's config names an attention of hf_posenc, but the model itself is not patched. "
             "Load the checkpoint with hf_posenc.load, or patch the model."
         )
-    if link.base is None:
-        return kernel(module, query, key, value, attention_mask, **kwargs)
+    if link.root is None:
+        own = {} if position_bias is None else {"position_bias": position_bias}
+        return kernel(module, query, key, value, attention_mask, **own, **kwargs)
     assert posenc_call is not None
-    shared: Positions = link.base.posenc
-    bias = getattr(link.base, "posenc_bias", None)
+    shared: Positions = link.shared
+    bias = link.bias
     if posenc_call.angles is not None:
         of_query, of_key = posenc_call.angles
-        query = rotate(query, of_query)
-        key = key if posenc_call.keys_turned else rotate(key, of_key)
+        query = rotate(query, of_query, shared.layout)
+        key = key if posenc_call.keys_turned else rotate(key, of_key, shared.layout)
     elif shared.late:
         return _attend_in_stages(kernel, module, query, key, value, attention_mask, posenc_call, shared, **kwargs)
     if bias is None:
@@ -78,7 +83,8 @@ def _attend_in_stages(
     stage = shared.rotation.stage(_visible(queries, keys, mask, causal))
 
     def turned(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate(query[:, :, part], shared.angles(queries[:, part], now)), rotate(key, shared.angles(keys, now))
+        q = rotate(query[:, :, part], shared.angles(queries[:, part], now), shared.layout)
+        return q, rotate(key, shared.angles(keys, now), shared.layout)
 
     stages = [0] if query.shape[2] == 1 else stage.unique().tolist()
     if len(stages) == 1:

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from .adapters import load_adapter
 from .describe import check_model
-from .families import FAMILIES
+from .families import FAMILIES, Family, places
 from .files import HUB, find, read_json
 from .grades import is_sealed
+from .measure import own_length
 from .patch import is_patched, refuse_unpatchable
 from .portable import write_portable
 from .positions import SEAL
-from .records import Record
+from .records import Record, text_section
 from .registry import PosencError
 from .restore import restore
 from .sidecar import write_record
@@ -40,7 +41,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
     base = model.get_base_model() if adapted else model
     if not isinstance(base, PreTrainedModel):
         raise PosencError(f"save takes a transformers model or a PeftModel, got {type(model).__qualname__}.")
-    record = getattr(base.base_model.config, "posenc", None)
+    record = getattr(base.config, "posenc", None)
     if not adapted and is_patched(base):
         check_model(base)
     if not kwargs.get("is_main_process", True):  # takes part in gathering the weights, and writes nothing
@@ -100,7 +101,7 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
     config, rest = unpatched_config(raw, record, **kwargs)
     model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, "config": config})
     refuse_unpatchable(model)
-    model.config.max_position_embeddings = record.original["max_position_embeddings"]
+    reset_length(model.config, record)
     restore(model, record, raw)
     _load_parameters(model, where, hub)
     check_model(model)
@@ -141,38 +142,50 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
 
 def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
-    values = copy.deepcopy(raw)
+    values = PreTrainedConfig._decode_special_floats(copy.deepcopy(raw))  # infinity, as transformers writes it
     for key in ("posenc", "attn_implementation", "auto_map"):
         values.pop(key, None)
     kind = values.pop("model_type", None)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise PosencError(f"config.json names the model type {kind!r}, which this transformers does not know.")
     cls = CONFIG_MAPPING[kind]
-    length = cls.attribute_map.get("max_position_embeddings", "max_position_embeddings")
-    given = sorted({length, "max_position_embeddings", "rope_parameters", "rope_scaling"} & set(kwargs))
-    if given and record is not None:
-        raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
     if record is not None:
-        if "rope_parameters" in record.original:
-            values["rope_parameters"] = copy.deepcopy(record.original["rope_parameters"])
-        elif "rope_parameters" in values:
-            raise PosencError(
-                "The posenc record has lost the rope_parameters that the model had before: it is damaged."
-            )
-        values[length] = _stored_length(kind, record)
+        _put_back(text_section(values), cls, record, kwargs)
     try:
-        made: Any = cls.from_dict(values, return_unused_kwargs=True, **kwargs)
-        return made
+        config, rest = cls.from_dict(values, return_unused_kwargs=True, **kwargs)
     except Exception as error:  # whatever a hand-edited config makes transformers stumble over
         raise PosencError(f"config.json does not make a {kind!r} config: {error}") from None
+    family = next((f for f in FAMILIES.values() if kind in f.model_types), None)
+    if record is not None and family is not None and family.table:
+        setattr(config, family.length, _stored_length(family, config, record))
+    return config, rest
 
 
-def _stored_length(kind: str, record: Record) -> int:
+def _put_back(section: dict[str, Any], cls: Any, record: Record, kwargs: dict[str, Any]) -> None:
+    """Write the values that a patch replaced into the section of a config that they were in."""
+    own = {key: cls.attribute_map.get(key, key) for key in record.original}
+    given = sorted({*own, *own.values(), "rope_parameters", "rope_scaling"} & set(kwargs))
+    if given:
+        raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
+    if "rope_parameters" in section and "rope_parameters" not in record.original:
+        raise PosencError("The posenc record has lost the rope_parameters that the model had before: it is damaged.")
+    for key, value in record.original.items():
+        section[own[key]] = copy.deepcopy(value)
+
+
+def _stored_length(family: Family, config: Any, record: Record) -> int:
     """What the weights in a checkpoint were made for: a sealed table has one row, another one as many as promised."""
-    if not any(family.table for family in FAMILIES.values() if kind in family.model_types):
-        return int(record.original["max_position_embeddings"])
-    sealed = is_sealed(record.scheme.effect(record.geometry), False)
-    return 1 if sealed else record.scheme.span(record.geometry).target
+    effects = record.effects().values()
+    blank = any(is_sealed(effect, family) for effect in effects) and all(effect.table is None for effect in effects)
+    rows = 1 if blank else record.scheme.span(record.geometry).target
+    return rows + (family.offset(config) if family.counted else 0)
+
+
+def reset_length(config: Any, record: Record) -> None:
+    """Let the config of a model just loaded say what it said before the patch."""
+    for key, value in record.original.items():
+        if key != "rope_parameters":
+            setattr(config.get_text_config(), key, value)
 
 
 def _load_parameters(model: PreTrainedModel, where: str, hub: dict[str, Any]) -> None:
@@ -251,7 +264,7 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
     save(model, out)
     tokenizer = tokenizer_of(os.fspath(adapter), adapted.peft_config["default"].base_model_name_or_path)
     if tokenizer is not None:
-        tokenizer.model_max_length = model.config.max_position_embeddings
+        tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
         tokenizer.save_pretrained(out)
     return model
 

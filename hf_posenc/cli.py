@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -16,9 +17,11 @@ from .checkpoint import merge as merge_adapter
 from .describe import Description
 from .export import describe_checkpoint, patch_checkpoint
 from .families import FAMILIES
-from .grades import MEANING, cells, serving_advice
+from .grades import KINDS, MEANING, cells, serving_advice
 from .registry import PosencError
 from .schemes import SCHEMES
+from .verified import summary
+from .verified import verified as found_families
 
 app = typer.Typer(
     help="Swap how a Hugging Face model knows positions, and back.", no_args_is_help=True, add_completion=False
@@ -42,28 +45,51 @@ def main() -> None:
 
 @app.command()
 def schemes() -> None:
-    """Every scheme, on every family, and who can load the result."""
+    """Every scheme, on models with RoPE, with a table and so on, and who can load the result."""
     grades = cells()
-    table = Table("scheme", *FAMILIES, "what it does", box=None)
+    table = Table("scheme", *(f"on {kind}" for kind in KINDS), "what it does", box=None)
     for name, scheme in SCHEMES.items():
-        table.add_row(name, *(grades[name, f].partition(":")[0] for f in FAMILIES), scheme.summary)
+        table.add_row(name, *(grades[name, kind].partition(":")[0] for kind in KINDS), scheme.summary)
     console = Console()
     console.print(table)
     console.print()
     for grade, meaning in MEANING.items():
         console.print(f"{grade}: {meaning}")
-    for (name, family), grade in grades.items():
+    for (name, kind), grade in grades.items():
         if grade.startswith("refused"):
-            console.print(f"{name} on {family} is {grade}")
+            console.print(f"{name} on {kind} is {grade}")
 
 
 @app.command()
-def families() -> None:
+def families(
+    verified: Annotated[
+        bool, typer.Option("--verified", help="every model type that was tried, and how it went")
+    ] = False,
+) -> None:
     """Every family and the model types that it serves."""
+    if verified:
+        return show_verified()
     table = Table("family", "own positions", "model types", box=None)
     for family in FAMILIES.values():
-        table.add_row(family.name, family.positions, ", ".join(family.model_types))
+        table.add_row(
+            family.name, family.positions, ", ".join(family.model_types) or "every other that follows the conventions"
+        )
     Console().print(table)
+
+
+def show_verified() -> None:
+    found = found_families()
+    table = Table("model type", "verdict", "schemes", "why not", box=None, padding=(0, 2, 0, 0))
+    counts: Counter[str] = Counter()
+    for name, verdicts in found["families"].items():
+        word, done, reason = summary(verdicts)
+        counts[word] += 1
+        table.add_row(name, word, done, reason)
+    console = Console()
+    console.print(table)
+    about = ", ".join(f"{name} {version}" for name, version in found["about"].items())
+    console.print(f"{sum(counts.values())} model types: " + ", ".join(f"{n} {word}" for word, n in counts.items()))
+    console.print(f"Tried on tiny random models with {about}.")
 
 
 def parsed_options(given: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .checkpoint import INDEX, WEIGHTS, model_class_of, unpatched_config, weight_files
+from .checkpoint import INDEX, WEIGHTS, model_class_of, reset_length, unpatched_config, weight_files
 from .describe import Description, describe
-from .families import Places, places
+from .families import Places, Stack, places
 from .files import find, read_json
-from .measure import measure
+from .measure import measure, own_length
 from .patch import EXISTING
 from .records import Record
 from .registry import PosencError, suggestion
 from .render import plan
 from .restore import restore
+from .rotary import built
 from .schemes import Scheme, scheme_from
 from .sidecar import FILE
 from .staging import staged
@@ -35,6 +37,7 @@ def patch_checkpoint(
     scheme: str | Scheme,
     *,
     existing: str | None = None,
+    layer_types: Sequence[str] | str | None = None,
     **options: Any,
 ) -> Description:
     """Write a patched copy of the checkpoint in directory `source`, and tell what it does.
@@ -51,20 +54,20 @@ def patch_checkpoint(
     raw = _config_of(origin)
     model, where = _skeleton(raw)
     files = weight_files(origin, {})
-    table_key = _table_key(where, files)
-    if table_key is not None:
-        if "posenc" in raw:
-            raise PosencError(f"{origin} is patched already and its own table is gone: patch the original checkpoint.")
-        with safe_open(files[table_key], framework="pt") as stored:
-            where.table.weight = nn.Parameter(stored.get_tensor(table_key))  # type: ignore[union-attr]
-    journal = plan(where, chosen, measure(where, chosen, existing))
+    keys = _table_keys(where, files)
+    if keys and "posenc" in raw:
+        raise PosencError(f"{origin} is patched already and its own table is gone: patch the original checkpoint.")
+    for stack, key in keys:
+        with safe_open(files[key], framework="pt") as stored:
+            stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
+    journal = plan(where, chosen, measure(where, chosen, existing, layer_types))
     journal.apply()
     tensors = _own_parameters(model, files)
-    if table_key is not None:
-        tensors[table_key] = where.table.state_dict()["weight"]  # type: ignore[union-attr]
+    for stack, key in keys:
+        tensors[key] = stack.table.module.state_dict()["weight"]  # type: ignore[union-attr]
     with staged(target) as folder:
-        _copy_small_files(Path(origin), folder, where.config.max_position_embeddings)
-        where.config.save_pretrained(folder)
+        _copy_small_files(Path(origin), folder, own_length(where))
+        where.model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
     return describe(model)
 
@@ -88,7 +91,7 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     if record is None or "posenc" in raw:
         return describe(_described(raw)), settings
     model, places_ = _skeleton(raw)
-    plan(places_, record.scheme, record.geometry).apply()
+    plan(places_, record.scheme, record.geometries).apply()
     return describe(model), settings
 
 
@@ -114,28 +117,30 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     with torch.device("meta"):
         model = cls(config)
     if record is not None:
-        model.config.max_position_embeddings = record.original["max_position_embeddings"]
+        reset_length(model.config, record)
     where = places(model)
-    if where.rotary is not None:  # its frequencies are not weights: they come from the config
-        path = (where.family.rotary or "").rpartition(".")
-        setattr(where.base.get_submodule(path[0]), path[2], type(where.rotary)(config=model.config))
-    embedding = where.base.get_input_embeddings()
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    embedding.weight = nn.Parameter(torch.empty(0, embedding.embedding_dim, dtype=dtype))
-    if where.table is not None:
-        where.table.weight = nn.Parameter(torch.empty(where.table.weight.shape, dtype=dtype))
+    for stack in where.stacks:
+        for site in stack.rotaries:  # frequencies are not weights: they come from the config
+            setattr(site.owner, site.name, built(site.module, stack.config))
+        embedding = stack.root.get_input_embeddings()
+        embedding.weight = nn.Parameter(torch.empty(0, embedding.embedding_dim, dtype=dtype))
+        if stack.table is not None:
+            table = stack.table.module
+            table.weight = nn.Parameter(torch.empty(table.weight.shape, dtype=dtype))
     return model, where
 
 
-def _table_key(where: Places, files: dict[str, str]) -> str | None:
-    """The name of the position table in the files: with the prefix of the base model or without."""
-    if where.family.table is None:
-        return None
-    tail = where.family.table + ".weight"
-    key = next((k for k in files if k == tail or k.endswith("." + tail)), None)
-    if key is None:
-        raise PosencError(f"The checkpoint holds no {tail!r}: it is not whole, or of another family.")
-    return key
+def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]:
+    """The position tables and their names in the files: with the prefix of the base model or without."""
+    found = []
+    for stack in where.stacks if where.has_table else []:
+        tail = ".".join(filter(None, (stack.name, stack.family.table, "weight")))
+        key = next((k for k in files if k == tail or k.endswith("." + tail)), None)
+        if key is None:
+            raise PosencError(f"The checkpoint holds no {tail!r}: it is not whole, or of another family.")
+        found.append((stack, key))
+    return found
 
 
 def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, Tensor]:
@@ -146,13 +151,13 @@ def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, 
     return {name if prefixed else name.removeprefix(prefix): p for name, p in named.items()}
 
 
-def _copy_small_files(source: Path, folder: Path, length: int) -> None:
+def _copy_small_files(source: Path, folder: Path, length: int | None) -> None:
     for file in source.iterdir():
         weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == INDEX
         if file.is_file() and not weights and file.name != "config.json":
             shutil.copy2(file, folder / file.name)
     tokenizer = folder / "tokenizer_config.json"
-    if tokenizer.exists():
+    if tokenizer.exists() and length is not None:
         settings = read_json(str(tokenizer))
         settings["model_max_length"] = length
         tokenizer.unlink()

@@ -8,6 +8,8 @@ from .schemes import SCHEMES, Scheme
 from .sites import Effect, Geometry
 
 CONFIG, WEIGHTS, SEALED = "config", "weights", "sealed"
+KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope"}
+"""What a model's own positions can be, and a family that has them: who can load a scheme depends on that alone."""
 MEANING = {
     CONFIG: "any transformers loads it right, from its config",
     WEIGHTS: "any transformers loads it right, from its weights",
@@ -15,19 +17,20 @@ MEANING = {
 }
 
 
-def is_sealed(effect: Effect, has_rotary: bool) -> bool:
+def is_sealed(effect: Effect, family: Family) -> bool:
     """Whether plain transformers cannot run this, so that a checkpoint of it must be refused there."""
     rotation = effect.rotation
-    if effect.bias is not None or (rotation is not None and rotation.follows_length):
-        return True
-    return effect.table is not None if has_rotary else rotation is not None
+    nameless = rotation is not None and (rotation.parameters is None or not family.rotary)
+    inside = effect.bias is not None or nameless
+    foreign = effect.table is not None and family.table is None
+    return inside or foreign or family.bias is not None
 
 
-def grade(effect: Effect, has_rotary: bool) -> str:
+def grade(effect: Effect, family: Family) -> str:
     """How a checkpoint of this effect travels."""
-    if is_sealed(effect, has_rotary):
+    if is_sealed(effect, family):
         return SEALED
-    return CONFIG if has_rotary else WEIGHTS
+    return WEIGHTS if family.table else CONFIG
 
 
 def sample_geometry(family: Family) -> Geometry:
@@ -50,15 +53,15 @@ def sample_scheme(name: str) -> Scheme:
 
 
 def cells() -> dict[tuple[str, str], str]:
-    """Every (scheme, family) with its grade, or the reason why it is refused."""
+    """Every scheme on every kind of positions with its grade, or the reason why it is refused."""
     table = {}
     for name in SCHEMES:
-        for family in FAMILIES.values():
+        for kind, family in KINDS.items():
             try:
-                effect = sample_scheme(name).effect(sample_geometry(family))
-                table[name, family.name] = grade(effect, family.rotary is not None)
+                effect = sample_scheme(name).effect(sample_geometry(FAMILIES[family]))
+                table[name, kind] = grade(effect, FAMILIES[family])
             except PosencError as reason:
-                table[name, family.name] = f"refused: {reason}"
+                table[name, kind] = f"refused: {reason}"
     return table
 
 
@@ -80,9 +83,9 @@ def serving_advice(scheme: str, portability: str) -> str:
 
 def table_markdown() -> str:
     """The table of the README."""
-    grades, names = cells(), list(FAMILIES)
-    lines = [f"| scheme | {' | '.join(names)} | what it does |", "|---" * (len(names) + 2) + "|"]
+    grades = cells()
+    lines = [f"| scheme | on {' | on '.join(KINDS)} | what it does |", "|---" * (len(KINDS) + 2) + "|"]
     for name, scheme in SCHEMES.items():
-        row = " | ".join(grades[name, family].partition(":")[0] for family in names)
+        row = " | ".join(grades[name, kind].partition(":")[0] for kind in KINDS)
         lines.append(f"| `{name}` | {row} | {scheme.summary} |")
     return "\n".join(lines)

@@ -6,12 +6,12 @@ which knows those positions.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .positions import Call
 from .renderings import Request, add_mask, choose
@@ -61,13 +61,17 @@ def eager(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The whole score matrix, to read the attention weights from and to compare the others with."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = (query @ key.transpose(2, 3)).float() * scaling
+    """The family's own eager attention, sinks and caps and all, with the bias as a part of its mask."""
     if bias is not None and call is not None:
-        scores = scores + bias(call.query, call.key(key.shape[2]))
-    scores = add_mask(scores, mask, torch.float32)
-    weights = F.dropout(scores.softmax(-1).to(query.dtype), p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
+        mask = add_mask(bias(call.query, call.key(key.shape[2])), mask, torch.float32)
+    elif mask is not None and mask.dtype == torch.bool:  # of a stage: eager attention adds its mask
+        mask = add_mask(torch.zeros((), device=mask.device), mask, torch.float32)
+    kwargs.pop("is_causal", None)
+    own = own_eager(module)
+    output: tuple[Tensor, Tensor] = own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
+    return output
+
+
+def own_eager(module: nn.Module) -> Any:
+    """The eager attention of the model that a layer belongs to: it stands beside the layer's class."""
+    return sys.modules[type(module).__module__].eager_attention_forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
@@ -26,6 +27,7 @@ def patch_model(
     factor: float | None = None,
     trained_length: int | None = None,
     existing: str | None = None,
+    layer_types: Sequence[str] | str | None = None,
     **options: Any,
 ) -> M:
     """Replace, in place, how `model` knows positions, and return it.
@@ -33,8 +35,9 @@ def patch_model(
     `scheme` is a name (see `hf-posenc schemes`) or a scheme object; `options` are those of the scheme. One of
     `target_length` and `factor` says how far to reach; `trained_length` corrects a config that is wrong about it.
     A RoPE that is scaled already is extended from where it stands (`existing="extend"`, the default, with a warning
-    unless given) or dropped for the plain RoPE below it (`existing="replace"`). A patched model is patched anew from
-    its original. Whatever raises leaves the model as it was.
+    unless given) or dropped for the plain RoPE below it (`existing="replace"`). Where a model keeps RoPE parameters
+    per type of layer, layers with a sliding window are left alone; `layer_types` names others, or "all". A patched
+    model is patched anew from its original. Whatever raises leaves the model as it was.
     """
     refuse_unpatchable(model)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
@@ -46,7 +49,8 @@ def patch_model(
         before.undo()
     try:
         where = places(model)
-        journal = plan(where, chosen, measure(where, chosen, existing), lost=before.final if before else None)
+        geometries = measure(where, chosen, existing, layer_types)
+        journal = plan(where, chosen, geometries, lost=before.final if before else None)
         journal.apply()
     except BaseException:
         if before is not None:
@@ -71,10 +75,12 @@ def set_rendering(model: PreTrainedModel, rendering: str | None) -> None:
     """Choose how a patched model adds its bias to attention; None lets each call take the cheapest way that fits."""
     if rendering is not None and rendering not in RENDERINGS:
         raise PosencError(f"Unknown rendering {rendering!r}.{suggestion(rendering, list(RENDERINGS))}")
-    shared = getattr(model.base_model, "posenc", None)
-    if shared is None or getattr(model.base_model, "posenc_bias", None) is None:
+    links = [vars(module).get("posenc_link") for module in model.modules()]
+    biased = [link for link in links if link is not None and link.root is not None and link.bias is not None]
+    if not biased:
         raise PosencError("This model adds no bias to attention: there is nothing to choose.")
-    shared.rendering = rendering
+    for link in biased:
+        link.shared.rendering = rendering
 
 
 def is_patched(model: PreTrainedModel) -> bool:

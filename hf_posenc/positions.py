@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from .families.finding import argument_names
 from .precision import Fp32Buffers
 from .registry import PosencError
 from .sites import FollowingRotation, Rotation
@@ -19,6 +20,11 @@ SEAL = "hf_posenc: pip install hf-posenc, then hf_posenc.load(path)"
 """What `config.json` of a sealed model names as its attention: transformers refuses it, and prints it."""
 
 
+HALVES, NEIGHBOURS, LAST = "halves", "neighbours", "_last"
+LAYOUTS = (HALVES, NEIGHBOURS, HALVES + LAST, NEIGHBOURS + LAST)
+"""Which channels form a pair: i and i + d/2, or 2i and 2i + 1; and whether they are the first or last of a head."""
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""What attention layers call their cache."""
 Angles = tuple[Tensor, Tensor]
 """cos and sin, (batch, tokens, pairs)."""
 
@@ -29,9 +35,9 @@ class Positions(Fp32Buffers):
     inv_freq: Tensor
     weights: Tensor
 
-    def __init__(self, rotation: Rotation | None, device: torch.device):
+    def __init__(self, rotation: Rotation | None, device: torch.device, layout: str = HALVES):
         super().__init__()
-        self.rotation = rotation
+        self.rotation, self.layout = rotation, layout
         self.rendering: str | None = None
         """How a bias is added, where not the cheapest way (`set_rendering`)."""
         inv_freq = rotation.inv_freq if rotation else ()
@@ -62,9 +68,11 @@ class Positions(Fp32Buffers):
         return f"rotation={type(self.rotation).__name__ if self.rotation else None}"
 
 
-def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """Turn the pairs (i, i + d/2) of each head; channels past the rotated ones are left alone."""
+def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
+    """Turn pairs of channels of each head; channels past the rotated ones are left alone."""
     cos, sin = (a[:, None].to(x.dtype) for a in angles)
+    if layout != HALVES:
+        return _rotate_elsewhere(x, cos, sin, layout)
     pairs = cos.shape[-1]
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -78,14 +86,57 @@ def rotate(x: Tensor, angles: Angles) -> Tensor:
     return turned
 
 
-class Link:
-    """What an attention layer of a patched model holds: the way to the base model. Not a module, so not saved."""
+def _rotate_elsewhere(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """As `rotate`, where pairs are neighbours, or the rotated channels are the last ones of a head."""
+    size = 2 * cos.shape[-1]
+    start = x.shape[-1] - size if layout.endswith(LAST) else 0
+    part = x[..., start : start + size]
+    halves = layout.startswith(HALVES)
+    first, second = part.chunk(2, -1) if halves else (part[..., 0::2], part[..., 1::2])
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)
+    return torch.cat((x[..., :start], joined, x[..., start + size :]), -1)
 
-    def __init__(self, base: nn.Module | None, first: bool = False):
-        self.base = base
-        """None on cross-attention, which is left alone."""
+
+class Link:
+    """How an attention layer finds what it shares with others on the model. Not a module, so not saved."""
+
+    def __init__(
+        self,
+        root: nn.Module | None,
+        suffix: str = "",
+        layer: Any = None,
+        first: bool = False,
+        table: str | None = None,
+    ):
+        self.root, self.table = root, table
+        """None on layers that are left alone."""
+        self.suffix = suffix
         self.first = first
-        """Whether the layer is the first to run in a pass."""
+        """Whether the layer is the first of its kind to run in a pass."""
+        names = argument_names(layer) if layer is not None else ()
+        self.states = names[0] if names else "hidden_states"
+        self.cache = next((n for n in CACHES if n in names), CACHES[0])
+        # Layers that take over the keys of another one have none in the cache.
+        shared = getattr(layer, "is_kv_shared_layer", False)
+        self.slot = getattr(layer, "kv_shared_layer_index" if shared else "layer_idx", None)
+
+    @property
+    def shared(self) -> Positions:
+        found: Positions = getattr(self.root, "posenc" + self.suffix)
+        return found
+
+    def seen(self, states: Tensor) -> Tensor | None:
+        """The positions that the model's table was asked for in this pass, if they fit."""
+        table: Any = None if self.table is None or self.root is None else self.root.get_submodule(self.table)
+        positions: Tensor | None = getattr(table, "seen", None)
+        if positions is None or positions.ndim != 2:
+            return None
+        return positions if positions.shape in ((1, states.shape[1]), states.shape[:2]) else None
+
+    @property
+    def bias(self) -> nn.Module | None:
+        return getattr(self.root, "posenc_bias" + self.suffix, None)
 
 
 class Call(NamedTuple):
@@ -122,6 +173,9 @@ class TurningCache:
     def __init__(self, cache: Cache, angles: Angles):
         self.cache, self.angles = cache, angles
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.cache.update(rotate(keys, self.angles), values, *args, **kwargs)
 
@@ -135,6 +189,26 @@ def turning(past: Any, angles: Angles) -> Any:
     return stand_in
 
 
+def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward, by name."""
+    return {**dict(zip(argument_names(module), args, strict=False)), **kwargs} if args else kwargs
+
+
+def positions_in(given: dict[str, Any]) -> Tensor | None:
+    """Where the tokens of a call stand, as its arguments say: outright, or by the angles made for them."""
+    positions = given.get("position_ids")
+    if positions is None:
+        angles = given.get("position_embeddings")
+        first = angles if angles is None or isinstance(angles, Tensor) else angles[0]
+        positions = getattr(first, "posenc_positions", None)
+    if positions is not None and positions.ndim != 2:
+        raise PosencError(
+            f"This model gives each token several positions (shape {tuple(positions.shape)}), as for images; a scheme "
+            "inside attention knows one. Schemes that rescale RoPE ('ntk', 'yarn', 'linear') work here."
+        )
+    return positions
+
+
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of every self-attention layer: finds out where queries and keys stand."""
     name, link = module.config._attn_implementation, module.posenc_link
@@ -143,14 +217,18 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"This model is patched, and its attention was then set to {name!r}, which would drop its positions. "
             f"Set it to {PREFIX + 'sdpa'!r} or {PREFIX + 'eager'!r}, or call unpatch_model first."
         )
-    states = args[0] if args else kwargs["hidden_states"]
-    past = kwargs.get("past_key_values")
+    kwargs = named_arguments(module, args, kwargs)
+    states = kwargs[link.states]
+    past = kwargs.get(link.cache)
     cache: Any = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
-    start = 0 if cache is None else cache.get_query_offset(module.layer_idx)
-    positions = kwargs.get("position_ids")
+    # Some models run a layer more than once in a pass, with a place in the cache for each time.
+    slot = kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0) if cache is not None else 0
+    start = 0 if cache is None else cache.get_query_offset(slot)
+    shared, positions = link.shared, positions_in(kwargs)
+    if positions is None and shared.late:
+        positions = link.seen(states)
     if positions is None:
         positions = (torch.arange(states.shape[1], device=states.device) + start)[None]
-    shared = link.base.posenc
     call = Call(positions, positions, 0, False)
     if cache is None:
         if shared.early:
@@ -160,17 +238,16 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if link.first:
             cache.posenc_angles = shared.angles(positions)
         call = call._replace(keys_turned=True, angles=(cache.posenc_angles, cache.posenc_angles))
-        kwargs["past_key_values"] = turning(past, cache.posenc_angles)
-    elif shared.late or getattr(link.base, "posenc_bias", None) is not None:
-        sizes = cache.get_mask_sizes(states.shape[1], module.layer_idx)
+        kwargs = {**kwargs, link.cache: turning(past, cache.posenc_angles)}
+    elif shared.late or link.bias is not None:
+        sizes = cache.get_mask_sizes(states.shape[1], slot)
         call = cached_call(cache, positions, start, sizes, states.shape[0], link)
-    kwargs["posenc_call"] = call
-    return args, kwargs
+    return (), {**kwargs, "posenc_call": call}
 
 
 def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int], batch: int, link: Any) -> Call:
     """What a call over a cache knows. The first layer of a pass finds it out for all."""
-    shared, (count, first) = link.base.posenc, sizes
+    shared, (count, first) = link.shared, sizes
     decoding = shared.late and positions.shape[1] == 1
     if link.first:
         remember(cache, positions, start, first + count, batch)

@@ -7,15 +7,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from .families import FAMILIES
+from .positions import LAYOUTS
 from .registry import PosencError, UnsupportedCell
 from .schemes import SCHEMES, Scheme
 from .schemes.frequencies import PRESENT, present_frequencies
-from .sites import Geometry, finite
+from .sites import Effect, Geometry, finite
 
 FORMAT = 1
 KEYS = ("format", "scheme", "options", "geometry", "original")
-
-ORIGINAL = ("max_position_embeddings", "rope_parameters")
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,26 @@ class Record:
     """A scheme and the geometry it was applied to: together they give every number of the patch again."""
 
     scheme: Scheme
-    geometry: Geometry
+    geometries: dict[str, Geometry]
+    """By group of layers; "" where the patch is the same for all."""
     original: dict[str, Any]
     """The config values that the patch replaced."""
 
+    @property
+    def geometry(self) -> Geometry:
+        """Of the first group: lengths and sizes are the same in all."""
+        return next(iter(self.geometries.values()))
+
+    def effects(self) -> dict[str, Effect]:
+        return {name: self.scheme.effect(geometry) for name, geometry in self.geometries.items()}
+
     def to_dict(self) -> dict[str, Any]:
+        written = {name: written_geometry(geometry) for name, geometry in self.geometries.items()}
         return {
             "format": FORMAT,
             "scheme": self.scheme.name,
             "options": self.scheme.options(),
-            "geometry": {k: v for k, v in dataclasses.asdict(self.geometry).items() if v is not None},
+            "geometry": written.get("", written),
             "original": copy.deepcopy(self.original),
         }
 
@@ -53,7 +63,23 @@ class Record:
             if not isinstance(data[key], dict):
                 raise PosencError(f"In a posenc record {key} is a JSON object, got {data[key]!r}.")
         scheme = SCHEMES[data["scheme"]].from_options(data["options"])
-        return cls(scheme, read_geometry(data["geometry"]), read_original(data["original"]))
+        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]))
+
+
+def written_geometry(geometry: Geometry) -> dict[str, Any]:
+    """A geometry as JSON holds it, without what says nothing."""
+    given = {f.name: getattr(geometry, f.name) for f in dataclasses.fields(geometry)}
+    plain = {"layout": "halves", "unturned": (), "rope": None}
+    values = {k: v for k, v in given.items() if k not in plain or v != plain[k]}
+    return {k: list(v) if isinstance(v, tuple) else copy.deepcopy(v) for k, v in values.items()}
+
+
+def read_geometries(data: dict[str, Any]) -> dict[str, Geometry]:
+    """One geometry, or one for each group of layers that has positions of its own."""
+    groups = {k: v for k, v in data.items() if isinstance(v, dict) and k != "rope"}
+    if groups and len(groups) == len(data):
+        return {name: read_geometry(group) for name, group in groups.items()}
+    return {"": read_geometry(data)}
 
 
 def read_geometry(data: dict[str, Any]) -> Geometry:
@@ -65,13 +91,18 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
             good = isinstance(value, bool)
         elif name == "rope":
             good = is_rope(value)
+        elif name == "layout":
+            good = value in LAYOUTS
+        elif name == "unturned":
+            good = isinstance(value, list) and all(isinstance(n, int) and n >= 0 for n in value)
         elif name == "initializer_range":
             good = finite(value) and value >= 0
         else:
-            good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            good = whole(value)
         if not good:
             raise PosencError(f"The geometry of a posenc record has {name}={value!r}, which makes no sense.")
-    return Geometry(**data)
+    values: dict[str, Any] = {k: tuple(v) if k == "unturned" else v for k, v in data.items()}
+    return Geometry(**values)
 
 
 def is_rope(value: Any) -> bool:
@@ -91,12 +122,26 @@ def is_rope(value: Any) -> bool:
 
 
 def read_original(data: dict[str, Any]) -> dict[str, Any]:
-    _keys(data, ["max_position_embeddings"], ORIGINAL, "The original of a posenc record")
-    length, rope = data["max_position_embeddings"], data.get("rope_parameters")
-    good = isinstance(length, int) and not isinstance(length, bool) and length > 0
-    if not good or (rope is not None and not is_rope(rope)):
+    lengths = sorted({family.length for family in FAMILIES.values()})
+    switches = sorted({family.switch[0] for family in FAMILIES.values() if family.switch})
+    _keys(data, (), ["rope_parameters", *lengths, *switches], "The original of a posenc record")
+    rope = data.get("rope_parameters")
+    sets = [rope] if is_rope(rope) or not isinstance(rope, dict) else list(rope.values())
+    good = all(whole(data[name]) for name in lengths if name in data)
+    good &= all(isinstance(data[name], bool) for name in switches if name in data)
+    if not good or any(one is not None and not is_rope(one) for one in sets):
         raise PosencError(f"The original of a posenc record makes no sense: {data!r}.")
     return copy.deepcopy(data)
+
+
+def text_section(raw: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that speaks of the text model: all of it, unless the model has other parts as well."""
+    section = raw.get("text_config")
+    return section if isinstance(section, dict) else raw
+
+
+def whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _keys(data: dict[str, Any], needed: Any, known: Any, what: str) -> None:

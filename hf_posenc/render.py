@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,170 +15,334 @@ from torch import nn
 
 from . import attention as _attention  # noqa: F401  importing registers the attention functions
 from .edits import Edit, Hook, Journal, Swap
-from .families import Places
+from .families import Group, Places, Stack
+from .families.base import NO_TABLE
+from .families.finding import argument_names, frequency_buffers
 from .grades import is_sealed
-from .positions import PREFIX, SEAL, Link, Positions, before_attention
+from .measure import Geometries, rope_of, skipped_rows
+from .positions import PREFIX, SEAL, Link, Positions, before_attention, named_arguments, positions_in
 from .records import Record
-from .registry import PosencError
-from .rotary import SEALED, UNTURNED, Rotary
+from .registry import PosencError, UnsupportedCell
+from .rotary import SEALED, STILL, UNTURNED, Rotary, built, carried_over, fixed, frequencies, retuned, scaling_of
 from .schemes import Scheme
+from .schemes.rotary import factor_list
 from .sidecar import before_state_dict
-from .sites import Effect, Geometry, Rotation
-from .tables import ZeroTable
+from .sites import Effect, Rotation, Span
+from .tables import Seated, ZeroTable
 
 LOST = (
     "this model was loaded from a patched checkpoint, which does not hold the position table that the model had "
     "before; load the original model instead"
 )
 
+Effects = dict[str, Effect]
+"""By group of layers."""
+Words = dict[str, dict[str, Any]]
+"""Rope parameters by type of layer; "" where all share one set."""
+
 
 def plan(
-    where: Places, scheme: Scheme, geometry: Geometry, *, loaded: Record | None = None, lost: str | None = None
+    where: Places, scheme: Scheme, geometries: Geometries, *, loaded: Record | None = None, lost: str | None = None
 ) -> Journal:
     """All edits that the scheme means on this model. Nothing is changed yet.
 
     `loaded`: the model has just been loaded from a checkpoint of itself patched, and its tables hold what that says.
     `lost`: why the model's own table is not at hand any more.
     """
-    effect = scheme.effect(geometry)
-    if lost is not None and effect.table is not None and effect.table.reads_native:
+    effects = {name: scheme.effect(geometry) for name, geometry in geometries.items()}
+    first = next(iter(geometries))
+    source = effects[first].table
+    if lost is not None and source is not None and source.reads_native:
         raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
-    target = scheme.span(geometry).target
-    sealed = is_sealed(effect, where.rotary is not None)
+    reach = scheme.span(geometries[first])
+    target = reach.target
+    sealed = any(is_sealed(effect, where.family) for effect in effects.values())
     config = where.config
-    record = loaded or Record(scheme, geometry, original_of(where))
-    edits: list[Edit] = [Swap(config, "max_position_embeddings", target)]
-    edits += _table_edits(where, effect, 1 if sealed else target, loaded is not None)
-    if where.rotary is not None:
-        edits += _rotary_edits(where, effect, geometry, sealed, target)
+    record = loaded or Record(scheme, geometries, original_of(where))
+    edits: list[Edit] = []
+    if hasattr(config, where.family.length):
+        edits.append(Swap(config, where.family.length, target + skipped_rows(where)))
+    if where.family.switch:
+        edits.append(Swap(config, where.family.switch[0], False))
+        edits += [Swap(stack.root, where.family.switch[1], False) for stack in where.stacks]
+    for stack in where.stacks:
+        groups = [group for group in where.groups() if group.stack is stack and group.name in effects]
+        if groups:
+            edits += _table_edits(stack, effects[groups[0].name], 1 if sealed else target, loaded is not None)
+            if stack.rotaries:
+                words = rotary_words(stack, groups, effects, geometries, reach)
+                edits += _rotary_edits(stack, groups, effects, words, sealed)
+            edits += _inner_edits(stack, groups, effects, geometries)
     if sealed:
-        edits += _attention_edits(where, effect)
-    edits.append(Swap(config, "posenc", record.to_dict()))
+        edits.append(Swap(where.model.config, "attn_implementation", SEAL))  # what config.json will say
+    edits.append(Swap(where.model.config, "posenc", record.to_dict()))
     edits.append(Hook(where.model, before_state_dict, before="state dict"))
-    journal = Journal(edits, final=LOST if loaded is not None and where.table is not None else lost)
+    journal = Journal(edits, final=LOST if loaded is not None and where.has_table else lost)
     edits.append(Swap(where.base, "posenc_journal", journal))
     return journal
 
 
+def _inner_edits(stack: Stack, groups: list[Group], effects: Effects, geometries: Geometries) -> list[Edit]:
+    """What attention layers themselves must do, or leave."""
+    edits: list[Edit] = []
+    if stack.family.bias:
+        edits += [Hook(layer, before_biased_layer) for layer in stack.biased]
+        edits += [Swap(layer, "posenc_family", stack.family) for layer in stack.biased]
+    if any(works_inside(effects[group.name], stack) for group in groups):
+        edits += _attention_edits(stack, groups, effects, geometries)
+    return edits
+
+
+def works_inside(effect: Effect, stack: Stack) -> bool:
+    """Whether attention layers must do what they do not do by themselves, or leave what they do."""
+    rotation = effect.rotation
+    turned = rotation is not None and (rotation.follows_length or not stack.rotaries)
+    return effect.bias is not None or turned or bool(stack.family.bias and stack.attentions)
+
+
 def original_of(where: Places) -> dict[str, Any]:
     """The config values that a patch replaces."""
-    values = {"max_position_embeddings": where.config.max_position_embeddings}
-    if where.rotary is not None:
+    values = {}
+    if hasattr(where.config, where.family.length):
+        values[where.family.length] = getattr(where.config, where.family.length)
+    if getattr(where.config, "rope_parameters", None):
         values["rope_parameters"] = copy.deepcopy(where.config.rope_parameters)
+    if where.family.switch:
+        values[where.family.switch[0]] = getattr(where.config, where.family.switch[0])
     return values
 
 
-def _table_edits(where: Places, effect: Effect, rows: int, loaded: bool) -> list[Edit]:
+def _table_edits(stack: Stack, effect: Effect, rows: int, loaded: bool) -> list[Edit]:
     edits: list[Edit] = []
-    if where.embeddings is not None:
-        edits.append(Hook(where.embeddings, before_embeddings))
-    native, source = where.table, effect.table
-    if native is not None:
+    if stack.embeddings is not None:
+        makes = stack.family.makes_positions
+        edits.append(Hook(stack.embeddings, before_embeddings))
+        edits.append(Swap(stack.embeddings, "posenc_offset", None if makes else stack.family.offset(stack.config)))
+    site, source = stack.table, effect.table
+    if site is not None:
+        native, offset = site.module, stack.family.offset(stack.config)
         like = native.weight
         if source is None:
             # In a sealed checkpoint the table has one row: of no use to whoever forces the seal, and refused.
-            module: nn.Module = ZeroTable(native.embedding_dim, rows, like)
+            module: Seated = ZeroTable(native.embedding_dim, rows, like)
         else:
-            module = source.restored(native, like) if loaded else source.module(native, like)
-        path = (where.family.table or "").rpartition(".")
-        edits.append(Swap(where.base.get_submodule(path[0]), path[2], module))
+            inner = positions_only(native, offset)
+            module = source.restored(inner, like) if loaded else source.module(inner, like)
+        module.take_seat_of(native, offset)
+        edits.append(Swap(site.owner, site.name, module))
     elif source is not None:
-        like = where.base.get_input_embeddings().weight
-        edits.append(Swap(where.base, "posenc_table", source.module(None, like)))
-        edits.append(Swap(where.layers[0], "posenc_link", Link(where.base)))
-        edits.append(Hook(where.layers[0], before_first_layer))
+        first, kind = stack.first_layer, stack.config.model_type
+        if kind in NO_TABLE:
+            raise UnsupportedCell(f"This scheme adds to the input of {kind!r} models: {NO_TABLE[kind]}.")
+        if first is None:
+            raise UnsupportedCell(
+                f"This scheme adds to the input of the first layer, and this {kind!r} model has no list of as many "
+                "layers as its config says, to find it in."
+            )
+        like = stack.root.get_input_embeddings().weight
+        edits.append(Swap(stack.root, "posenc_table", source.module(None, like)))
+        edits.append(Swap(first, "posenc_link", Link(stack.root)))
+        edits.append(Hook(first, before_first_layer))
     return edits
+
+
+def positions_only(native: nn.Embedding, offset: int) -> nn.Embedding:
+    """A family's table without the rows that are no positions."""
+    weight = native.weight.detach()[offset:]
+    return native if not offset else nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
 
 
 def before_first_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Adds the vectors of the positions to the input, on families that have no table of their own."""
-    added = layer.posenc_link.base.posenc_table(kwargs["position_ids"])
-    return (args[0] + added.to(args[0].device), *args[1:]), kwargs
+    given, name = named_arguments(layer, args, kwargs), argument_names(layer)[0]
+    states, positions = given[name], positions_in(given)
+    if positions is None:
+        raise PosencError(f"{type(layer).__name__} is not told positions, and a table of them was put before it.")
+    added = layer.posenc_link.root.posenc_table(positions).to(states.device)
+    if states.ndim > added.ndim and states.shape[:2] == added.shape[:2]:  # several states for each token
+        added = added.unsqueeze(-2)
+    return (), {**given, name: states + added}
 
 
-def before_embeddings(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def before_embeddings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Positions and token types made to measure, where the module would take them from buffers that end."""
+    kwargs = named_arguments(module, args, kwargs)
     given = kwargs.get("input_ids")
     shape = given.shape if given is not None else kwargs["inputs_embeds"].shape[:2]
     device = (given if given is not None else kwargs["inputs_embeds"]).device
-    if kwargs.get("position_ids") is None:
+    names = argument_names(module)
+    if kwargs.get("position_ids") is None and module.posenc_offset is not None:
         past = kwargs.get("past_key_values_length", 0)
-        kwargs["position_ids"] = (torch.arange(shape[1], device=device) + past)[None]
-    if kwargs.get("token_type_ids") is None:
+        kwargs["position_ids"] = (torch.arange(shape[1], device=device) + past + module.posenc_offset)[None]
+    if kwargs.get("token_type_ids") is None and "token_type_ids" in names:
         kwargs["token_type_ids"] = torch.zeros(shape, dtype=torch.long, device=device)
-    return args, kwargs
+    return (), kwargs
 
 
-def _rotary_edits(where: Places, effect: Effect, geometry: Geometry, sealed: bool, target: int) -> list[Edit]:
-    assert geometry.rope is not None
-    theta = geometry.rope["rope_theta"]
-    rotation = effect.rotation
+def before_biased_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Takes the family's own position bias away from an attention layer."""
+    kwargs = named_arguments(module, args, kwargs)
+    family = module.posenc_family
+    kwargs[family.bias] = family.blank(kwargs.get(family.bias))
+    return (), kwargs
+
+
+def _rotary_edits(stack: Stack, groups: list[Group], effects: Effects, words: list[Words], sealed: bool) -> list[Edit]:
+    """`words`: ways to say the rotation in the config, the plainest first."""
+    rotations = {group.layer_type: effects[group.name].rotation for group in groups}
     if sealed:
-        parameters: dict[str, Any] = {"rope_type": SEALED, "rope_theta": theta}
-        rotation = None
-    elif rotation is None:
-        parameters = {"rope_theta": theta, **UNTURNED}
+        _refuse_unreached(stack, groups, effects)
+        sealing = {t: {**_kept(stack, t), "rope_type": SEALED} for t in rotations}
+        native = {t: None if r is None or r.follows_length else r for t, r in rotations.items()}
+        config = _config_with(stack, sealing)
+        if isinstance(config, str):
+            raise UnsupportedCell(
+                f"A checkpoint of this could not be marked as one that only hf_posenc can load: the config of "
+                f"{stack.config.model_type!r} models refuses a RoPE that it does not know ({config})."
+            )
+        chosen, modules = sealing, [retuned(site.module, native) for site in stack.rotaries]
     else:
-        parameters = dict(rotation.parameters or {})
-    module = _rebuilt(where, parameters, target, rotation)
-    path = (where.family.rotary or "").rpartition(".")
-    return [
-        Swap(where.config, "rope_parameters", parameters),
-        Swap(where.base.get_submodule(path[0]), path[2], module),
-    ]
+        chosen, modules = _rebuilt(stack, rotations, words)
+    edits: list[Edit] = [Swap(stack.config, "rope_parameters", _with(stack.config.rope_parameters, chosen))]
+    for site, module in zip(stack.rotaries, modules, strict=True):
+        device = next(iter(site.module.buffers())).device
+        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed)))
+    return edits
 
 
-def rotary_class(where: Places) -> Any:
-    """The family's own class of rotary module, also behind a patch."""
-    return type(where.rotary.inner if isinstance(where.rotary, Rotary) else where.rotary)
+def rotary_words(
+    stack: Stack, groups: list[Group], effects: Effects, geometries: Geometries, reach: Span
+) -> list[Words]:
+    """Ways to say what the groups' rotations are in `rope_parameters`, the plainest first.
+
+    The last one, a factor for each pair, fits models that know no other type but `longrope`.
+    """
+    ways: list[Words] = [{}, {}, {}]
+    for group in groups:
+        rotation, geometry, kept = effects[group.name].rotation, geometries[group.name], _kept(stack, group.layer_type)
+        if rotation is None:
+            said: list[Mapping[str, Any]] = list(UNTURNED)
+            pairs: Sequence[float] = (1e-30,) * (geometry.rotary_dim // 2)
+            scaling = 1.0
+        else:
+            said = [rotation.parameters or {}] * 2
+            pairs, scaling = rotation.inv_freq, rotation.attention_scaling
+        if min(pairs) > 0:
+            original = getattr(stack.config, "original_max_position_embeddings", None)  # which Phi's config insists on
+            own = {"original_max_position_embeddings": original} if original else {}
+            said.append({**factor_list(geometry, pairs, scaling, reach), **own, **pinned(kept)})
+        for way, words in zip(ways, said, strict=False):
+            if all(words.get(key, value) == value for key, value in pinned(kept).items()):
+                way[group.layer_type] = {**kept, **words}
+    return [way for way in ways if len(way) == len(groups)]
 
 
-def _rebuilt(where: Places, parameters: dict[str, Any], target: int, rotation: Rotation | None) -> Rotary:
-    """The family's own rotary module made from the new parameters, as anyone who loads the config will make it."""
-    config = copy.deepcopy(where.config)
-    config.max_position_embeddings = target
-    sealed = parameters["rope_type"] == SEALED
-    config.rope_parameters = {**copy.deepcopy(parameters), **(UNTURNED if sealed else {})}
-    inner = rotary_class(where)(config=config)
-    inner.config = where.config
-    pairs = len(where.rotary.inv_freq)
-    wanted = torch.tensor(rotation.inv_freq if rotation else (0.0,) * pairs)
-    scaling = rotation.attention_scaling if rotation else 1.0
-    if inner.inv_freq.shape != wanted.shape or not torch.allclose(inner.inv_freq, wanted, rtol=1e-5, atol=0):
-        raise PosencError(
-            f"transformers computes other frequencies from {parameters} than this scheme means; this version of it "
-            "is not supported."
+def _refuse_unreached(stack: Stack, groups: list[Group], effects: Effects) -> None:
+    """Layers that turn their input by themselves would lose their positions where a bias takes their place."""
+    if not stack.unreached or not any(works_inside(effects[group.name], stack) for group in groups):
+        return
+    names = sorted({type(module).__name__ for module in stack.unreached})
+    raise UnsupportedCell(
+        f"This scheme takes rotation away and works inside attention, and {', '.join(names)} of this "
+        f"{stack.config.model_type!r} model turns its input by itself, out of reach. Schemes that rescale RoPE "
+        "('ntk', 'yarn', 'linear') work."
+    )
+
+
+def pinned(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the rope parameters that stay must stay as it is, since something else reads it too."""
+    return {k: v for k, v in kept.items() if k == "original_max_position_embeddings"}
+
+
+def _kept(stack: Stack, layer_type: str) -> dict[str, Any]:
+    rope = rope_of(stack.config, layer_type)
+    return {"rope_theta": rope["rope_theta"], **carried_over(rope)}
+
+
+def _with(rope: dict[str, Any], words: Words) -> dict[str, Any]:
+    """A model's rope parameters with new ones for some types of layers."""
+    return words[""] if "" in words else {**copy.deepcopy(rope), **words}
+
+
+def _rebuilt(stack: Stack, rotations: Mapping[str, Rotation | None], ways: list[Words]) -> tuple[Words, list[Any]]:
+    """The family's own rotary modules made from the new parameters, as anyone who loads the config will make them."""
+    reasons = []
+    for words in ways:
+        config = _config_with(stack, words)
+        if isinstance(config, str):
+            reasons.append(config)
+            continue
+        try:
+            modules = [built(site.module, config) for site in stack.rotaries]
+        except (KeyError, TypeError, ValueError) as error:
+            reasons.append(f"{type(error).__name__}: {error}")
+            continue
+        faults = [_fault(site.module, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
+        if not any(faults):
+            for module in modules:
+                fixed(module, rotations)
+            return words, modules
+        reasons += filter(None, faults)
+    raise UnsupportedCell(
+        f"This scheme cannot be said in the config of a {stack.config.model_type!r} model: {reasons[0]}."
+    )
+
+
+def _config_with(stack: Stack, words: Words) -> Any:
+    """A copy of the config with other rope parameters, or why it does not take them."""
+    config = copy.deepcopy(stack.config)
+    config.rope_parameters = copy.deepcopy(_with(stack.config.rope_parameters, words))
+    try:
+        config.validate()
+    except Exception as error:  # every model's config has its own ways to refuse
+        return str(error.__cause__ or error).splitlines()[0]
+    return config
+
+
+def _fault(live: Any, new: Any, rotations: Mapping[str, Rotation | None]) -> str:
+    """Why a rebuilt rotary module is not what was meant; empty if it is."""
+    for layer_type in frequency_buffers(new):
+        meant, scaling = frequencies(live, layer_type).float().cpu(), scaling_of(live, layer_type)
+        if layer_type in rotations:
+            rotation = rotations[layer_type]
+            meant = torch.tensor(rotation.inv_freq) if rotation else torch.zeros(len(meant))
+            scaling = rotation.attention_scaling if rotation else 1.0
+        found = frequencies(new, layer_type).float().cpu()
+        if found.shape != meant.shape or not torch.allclose(found, meant, rtol=1e-5, atol=STILL):
+            return f"{type(new).__name__} computes other frequencies from it"
+        if not math.isclose(scaling_of(new, layer_type), scaling, rel_tol=1e-6):
+            return f"{type(new).__name__} scales attention by {scaling_of(new, layer_type):g}, not by {scaling:g}"
+    return ""
+
+
+def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geometries: Geometries) -> list[Edit]:
+    config, root = stack.config, stack.root
+    if not stack.attentions:
+        raise UnsupportedCell(
+            f"This scheme works inside attention, and {config.model_type!r} computes its scores by itself instead of "
+            "through transformers' attention interface, where they could be changed without copying its code. "
+            "Schemes that change the position table or rescale RoPE work, where the model has one."
         )
-    if not math.isclose(inner.attention_scaling, scaling, rel_tol=1e-6):
-        raise PosencError(f"transformers scales attention by {inner.attention_scaling}, this scheme by {scaling}.")
-    # The frequencies are fixed: none of the types that look at the length in each pass is needed.
-    inner.rope_type = "default"
-    return Rotary(inner.to(where.rotary.inv_freq.device))
-
-
-def _attention_edits(where: Places, effect: Effect) -> list[Edit]:
-    config, base = where.config, where.base
     kernel = config._attn_implementation
     if kernel not in ("sdpa", "eager"):
         raise PosencError(
             f"This scheme works inside attention, through the 'sdpa' and 'eager' kernels; the model uses {kernel!r}. "
             "Call model.set_attn_implementation('sdpa') first."
         )
-    rotation = effect.rotation if where.rotary is None or _follows(effect) else None
-    edits: list[Edit] = [
-        Swap(config, "_attn_implementation", PREFIX + kernel),
-        Swap(config, "attn_implementation", SEAL),  # what config.json will say
-        Swap(base, "posenc", Positions(rotation, base.get_input_embeddings().weight.device)),
-    ]
-    if effect.bias is not None:
-        weight = base.get_input_embeddings().weight
-        edits.append(Swap(base, "posenc_bias", effect.bias.to(device=weight.device, dtype=weight.dtype)))
-    for attention in where.attentions:
-        edits.append(Swap(attention, "posenc_link", Link(base, first=attention is where.attentions[0])))
-        edits.append(Hook(attention, before_attention))
-    edits += [Swap(cross, "posenc_link", Link(None)) for cross in where.crosses]
-    return edits
-
-
-def _follows(effect: Effect) -> bool:
-    return effect.rotation is not None and effect.rotation.follows_length
+    edits: list[Edit] = [Swap(config, "_attn_implementation", PREFIX + kernel)]
+    linked: set[int] = set()
+    for group in groups:
+        effect, geometry = effects[group.name], geometries[group.name]
+        suffix = f"_{group.layer_type}" if len(groups) > 1 else ""
+        weight = root.get_input_embeddings().weight
+        rotation = effect.rotation if works_inside(effect, stack) else None
+        edits.append(Swap(root, "posenc" + suffix, Positions(rotation, weight.device, geometry.layout)))
+        if effect.bias is not None:
+            edits.append(Swap(root, "posenc_bias" + suffix, effect.bias.to(device=weight.device, dtype=weight.dtype)))
+        layers = [a for i, a in enumerate(group.attentions) if i not in geometry.unturned]
+        for attention in layers:
+            link = Link(root, suffix, attention, attention is layers[0], stack.family.table)
+            edits += [Swap(attention, "posenc_link", link), Hook(attention, before_attention)]
+            linked.add(id(attention))
+    others = [a for a in (*stack.attentions, *stack.crosses) if id(a) not in linked]
+    return edits + [Swap(other, "posenc_link", Link(None)) for other in others]

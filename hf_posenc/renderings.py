@@ -80,7 +80,8 @@ def centred(positions: Tensor, last: Tensor) -> Tensor:
 
 def _row_fits(r: Request) -> bool:
     plain = r.mask is None and r.causal and r.bias.key_slopes is not None and r.dropout == 0.0
-    return plain and r.query.device.type == "cpu" and r.query.shape[2] == r.key.shape[2]
+    square = r.query.shape[2] == r.key.shape[2] and r.query.shape[3] == r.value.shape[3]
+    return plain and square and r.query.device.type == "cpu"
 
 
 def _row(r: Request) -> Tensor:
@@ -105,13 +106,13 @@ def _row(r: Request) -> Tensor:
 
 
 def _columns(r: Request) -> Tensor:
-    size = r.query.shape[-1]
+    size = r.value.shape[-1]
     positions = centred(r.call.key(r.key.shape[2]), r.call.query[:, -1:])
     q_columns, k_columns = exact_columns(r.bias.key_slopes / r.scaling, positions, r.query.dtype)
     query = torch.cat([r.query, q_columns[None, :, None].expand(*r.query.shape[:3], -1)], -1)
     key = torch.cat([r.key, k_columns[:, None].expand(*r.key.shape[:3], -1)], -1)
-    value = F.pad(r.value, (0, q_columns.shape[-1]))  # kernels want one size for all three
-    return sdpa(r, query, key, value, r.mask, r.causal)[..., :size]
+    value = F.pad(r.value, (0, query.shape[-1] - size))  # kernels want one size for all three
+    return sdpa(r, query, key, value, r.mask, r.causal)[..., :size].contiguous()
 
 
 def exact_columns(slopes: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from .describe import check_model
 from .edits import Journal, Swap
 from .families import Places, places
 from .grades import is_sealed
-from .measure import measure
-from .records import Record
+from .measure import sizes
+from .records import Record, text_section
 from .registry import PosencError
 from .render import original_of, plan
 
@@ -20,7 +20,7 @@ def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None
     """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
     where = places(model)
     _refuse_other_geometry(where, record)
-    journal = plan(where, record.scheme, record.geometry, loaded=record)
+    journal = plan(where, record.scheme, record.geometries, loaded=record)
     _refuse_contradictions(where, record, raw, journal)
     journal.apply()
 
@@ -34,38 +34,53 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
             f"The patch was made on a model whose config had {record.original}, and this one has "
             f"{original_of(where)}: it is another model, or another version of it."
         )
-    plan(where, record.scheme, record.geometry).apply()
+    plan(where, record.scheme, record.geometries).apply()
     check_model(model)
 
 
 def _refuse_other_geometry(where: Places, record: Record) -> None:
-    if len({where.rotary is not None, record.geometry.rope is not None, "rope_parameters" in record.original}) > 1:
+    said = record.geometry.rope is not None
+    if said != where.has_rotary or (said and "rope_parameters" not in record.original):
         raise PosencError(
             f"The record {'has' if record.geometry.rope else 'lacks'} a RoPE, and this model "
-            f"({where.config.model_type!r}) {'has one' if where.rotary is not None else 'has none'}: it was made for "
+            f"({where.config.model_type!r}) {'has one' if where.has_rotary else 'has none'}: it was made for "
             "another model, or damaged."
         )
-    live = measure(where, record.scheme, "extend")
-    for name in ("hidden_size", "num_heads", "head_dim", "rotary_dim", "causal"):
-        if getattr(live, name) != getattr(record.geometry, name):
+    groups = {group.name: group for group in where.groups()}
+    for group, meant in record.geometries.items():
+        if group not in groups:
             raise PosencError(
-                f"The patch was made for a model with {name}={getattr(record.geometry, name)}, and this one has "
-                f"{name}={getattr(live, name)}: it is another model."
+                f"The patch was made for layers {group!r}, and this model has {', '.join(map(repr, groups))}: it is "
+                "another model."
             )
+        live = sizes(groups[group])
+        for name, value in live.items():
+            if value != getattr(meant, name):
+                raise PosencError(
+                    f"The patch was made for a model with {name}={getattr(meant, name)}, and this one has "
+                    f"{name}={value}: it is another model."
+                )
 
 
 def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], journal: Journal) -> None:
     """config.json says the same thing twice, for those who read `posenc` and those who do not: compare."""
     for edit in journal.edits:
-        if not isinstance(edit, Swap) or edit.target is not where.config or edit.name.startswith("_"):
+        if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue
-        key = where.config.attribute_map.get(edit.name, edit.name)
-        if edit.name != "posenc" and raw.get(key) != edit.value:
+        if edit.target is where.config:
+            said = text_section(raw)
+        elif edit.target is where.model.config:
+            said = raw
+        else:
+            continue
+        key = edit.target.attribute_map.get(edit.name, edit.name)
+        if said.get(key) != edit.value:
             raise PosencError(
                 f"config.json contradicts itself: its posenc record ({record.scheme.name!r}) means "
-                f"{key}={edit.value!r}, and it has {raw.get(key)!r}. Restore the file, or patch the original anew."
+                f"{key}={edit.value!r}, and it has {said.get(key)!r}. Restore the file, or patch the original anew."
             )
-    if "attn_implementation" in raw and not is_sealed(record.scheme.effect(record.geometry), where.rotary is not None):
+    sealed = any(is_sealed(effect, where.family) for effect in record.effects().values())
+    if "attn_implementation" in raw and not sealed:
         raise PosencError(
             f"config.json names the attention {raw['attn_implementation']!r}, which its scheme does not."
         )

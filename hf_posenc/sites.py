@@ -27,6 +27,10 @@ class Geometry:
     initializer_range: float = 0.02
     rope: Mapping[str, Any] | None = None
     """The model's own `rope_parameters`, which a scheme starts from; None on families without RoPE."""
+    layout: str = "halves"
+    """Which channels form a pair, for schemes that turn them by themselves."""
+    unturned: tuple[int, ...] = ()
+    """Layers, by their place in the group, that the model does not turn."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,10 @@ class TableSource(Protocol):
     def reads_native(self) -> bool:
         """Whether it is made from the family's own table."""
 
-    def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
+    def module(self, native: nn.Embedding | None, like: Tensor) -> Any:
         """The module that maps position ids to vectors; `native` is the family's own table, if it has one."""
 
-    def restored(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
+    def restored(self, native: nn.Embedding | None, like: Tensor) -> Any:
         """The same, where `native` has been loaded from a checkpoint of the patched model."""
 
 

@@ -6,12 +6,54 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from .precision import Fp32Buffers
 from .registry import PosencError
 
+REACH = 2**18
+"""Positions that a table with a forward of its own can be asked for."""
 
-class ComputedTable(Fp32Buffers):
+
+class Reader:
+    """Tells which rows a family's own table would read, where its forward takes something else than positions.
+
+    That forward is run as it is, on a table of one column that holds the numbers of its rows.
+    """
+
+    def __init__(self, native: nn.Embedding):
+        self.native = native
+
+    def __call__(self, device: torch.device, *args: Any, **kwargs: Any) -> Tensor:
+        column = torch.arange(REACH, device=device, dtype=torch.float32)[:, None]
+        rows: Tensor = functional_call(self.native, {"weight": column}, args, kwargs)
+        return rows[..., 0].long()
+
+
+class Seated(nn.Module):
+    """A table in the place of a family's own one: asked as that was, for rows of which `offset` are no positions."""
+
+    offset: int = 0
+    reader: Reader | None = None
+    seen: Tensor | None = None
+    """The positions that it was last asked for, for attention layers that are not told."""
+
+    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
+        self.offset = offset
+        if type(native).forward is not nn.Embedding.forward and not isinstance(native, Seated):
+            self.reader = Reader(native)
+
+    def asked(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        if self.reader is not None:
+            rows = self.reader(device, *args, **kwargs)
+        else:
+            rows = args[0] if args else next(iter(kwargs.values()))
+        if not torch.compiler.is_compiling():
+            self.seen = rows - self.offset
+        return rows
+
+
+class ComputedTable(Seated, Fp32Buffers):
     """A position table that is computed, not stored, and so never ends.
 
     It saves itself as the `weight` of an embedding of `rows` rows, which is what the family itself would load; where
@@ -31,13 +73,15 @@ class ComputedTable(Fp32Buffers):
         """The vectors of these positions, in fp32."""
         raise NotImplementedError
 
-    def forward(self, positions: Tensor) -> Tensor:
-        return self.vectors(positions).to(self.anchor.dtype)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        rows = self.asked(self.anchor.device, args, kwargs)
+        return self.vectors(rows - self.offset).to(self.anchor.dtype)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.rows is not None:
-            destination[prefix + "weight"] = self(torch.arange(self.rows, device=self.anchor.device))
+            positions = torch.arange(self.rows + self.offset, device=self.anchor.device) - self.offset
+            destination[prefix + "weight"] = self.vectors(positions).to(self.anchor.dtype)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         state_dict.pop(prefix + "weight", None)
@@ -54,15 +98,24 @@ class ZeroTable(ComputedTable):
         return torch.zeros((*positions.shape, self.size), device=positions.device)
 
 
-class LearnedTable(nn.Embedding):
+class LearnedTable(Seated, nn.Embedding):
     """A trainable table that says where it ends instead of failing in an index."""
 
-    def forward(self, positions: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and positions.numel():
-            last = int(positions.max())
+    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
+        super().take_seat_of(native, offset)
+        if offset:  # the rows before position 0 are the family's own, for padding
+            kept = torch.cat([native.weight.detach()[:offset], self.weight.detach()])
+            self.weight = nn.Parameter(kept)
+            self.num_embeddings = len(kept)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        rows = self.asked(self.weight.device, args, kwargs)
+        if not torch.compiler.is_compiling() and rows.numel():
+            last = int(rows.max())
             if last >= self.num_embeddings:
                 raise PosencError(
-                    f"Position {last} is past the end of this model's learned table, which holds "
-                    f"{self.num_embeddings}. Patch it with a larger target_length, or with a scheme that has no end."
+                    f"Position {last - self.offset} is past the end of this model's learned table, which holds "
+                    f"{self.num_embeddings - self.offset}. Patch it with a larger target_length, or with a scheme "
+                    "that has no end."
                 )
-        return super().forward(positions)
+        return nn.Embedding.forward(self, rows)

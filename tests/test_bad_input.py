@@ -326,23 +326,16 @@ def test_a_model_on_the_meta_device_is_refused():
     assert "posenc" not in model.config.to_dict()
 
 
-UNSUPPORTED = {
-    "t5": dict(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=VOCAB, decoder_start_token_id=0),
-    "bloom": dict(hidden_size=16, n_layer=1, n_head=2, vocab_size=VOCAB),
-    "gpt_neox": dict(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=VOCAB
-    ),
-    "opt": dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16, vocab_size=VOCAB),
-}
-
-
-@pytest.mark.parametrize("kind", [k for k in UNSUPPORTED if not any(k in f.model_types for f in FAMILIES.values())])
-def test_an_unsupported_type_is_named_with_those_supported(kind):
-    config = transformers.AutoConfig.for_model(kind, **UNSUPPORTED[kind])
-    auto = transformers.AutoModelForSeq2SeqLM if kind == "t5" else transformers.AutoModelForCausalLM
-    model = auto.from_config(config).eval()
+def test_an_unsupported_type_is_named_with_what_was_looked_for():
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8)
+    model = transformers.ViTModel(transformers.ViTConfig(patch_size=4, **sizes)).eval()
     supported = [t for f in FAMILIES.values() for t in f.model_types]
-    refused(model, "alibi", repr(kind), *supported, forward=kind != "t5")
+    refused(model, "alibi", "'vit'", "inv_freq", "rope_parameters", *supported, forward=False)
+
+
+def test_a_type_that_cannot_be_patched_says_why():
+    config = transformers.GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=4, vocab_size=VOCAB, n_positions=32)
+    refused(transformers.GPTJForCausalLM(config).eval(), "alibi", "'gptj'", "table of its own")
 
 
 NESTED = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}

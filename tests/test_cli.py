@@ -9,7 +9,8 @@ import pytest
 
 from hf_posenc import SCHEMES
 from hf_posenc.families import FAMILIES
-from hf_posenc.grades import MEANING, cells
+from hf_posenc.grades import KINDS, MEANING, cells
+from hf_posenc.verified import verified
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(Path(sys.executable).with_name("hf-posenc"))
@@ -29,10 +30,10 @@ def test_schemes_lists_every_cell(how):
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     grades = cells()
     for name, scheme in SCHEMES.items():
-        expected = [grades[name, family].partition(":")[0] for family in FAMILIES]
+        expected = [grades[name, kind].partition(":")[0] for kind in KINDS]
         assert rows[name].split()[1 : 1 + len(expected)] == expected
         assert scheme.summary in rows[name]
-    assert rows["scheme"].split()[1 : 1 + len(FAMILIES)] == list(FAMILIES)
+    assert [kind for kind in KINDS if f"on {kind}" not in rows["scheme"]] == []
     for grade, meaning in MEANING.items():
         assert f"{grade}: {meaning}" in done.stdout
 
@@ -43,7 +44,17 @@ def test_families_lists_every_model_type():
     for family in FAMILIES.values():
         (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == [family.name]]
         assert family.positions in row
-        assert all(kind in row for kind in family.model_types)
+        assert family.model_types or "every other" in row
+    words = set(done.stdout.replace(",", " ").split())
+    assert {kind for family in FAMILIES.values() for kind in family.model_types} <= words
+
+
+def test_verified_families_are_listed_offline():
+    done = run("script", "families", "--verified", columns=200)
+    assert done.returncode == 0, done.stderr
+    words = set(done.stdout.split())
+    assert set(verified()["families"]) <= words
+    assert f"{len(verified()['families'])} model types" in done.stdout
 
 
 def test_names_are_whole_on_a_narrow_terminal():

@@ -343,7 +343,7 @@ ROPES = [
 def test_records_survive_json(scheme, rope, plain):
     made = sample_scheme(scheme) if plain else SCHEMES[scheme](**OPTIONS.get(scheme, {}))
     original = {"max_position_embeddings": 32} | ({"rope_parameters": rope} if rope else {})
-    record = Record(made, geometry(rope=rope, causal=plain, initializer_range=0.3), original)
+    record = Record(made, {"": geometry(rope=rope, causal=plain, initializer_range=0.3)}, original)
     text = json.dumps(record.to_dict())
     again = Record.from_dict(json.loads(text))
     assert again == record
@@ -353,7 +353,7 @@ def test_records_survive_json(scheme, rope, plain):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_record_gives_the_same_numbers_again(scheme):
     original = {"max_position_embeddings": 32}
-    record = Record(SCHEMES[scheme](**OPTIONS.get(scheme, {})), geometry(), original)
+    record = Record(SCHEMES[scheme](**OPTIONS.get(scheme, {})), {"": geometry()}, original)
     again = Record.from_dict(json.loads(json.dumps(record.to_dict())))
     one, two = (r.scheme.effect(r.geometry) for r in (record, again))
     assert one.rotation == two.rotation

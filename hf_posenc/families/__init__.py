@@ -3,9 +3,10 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import FAMILIES, Family, Places, family_of, places
+from .base import FAMILIES, Family
+from .places import Group, Places, Stack, places
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["FAMILIES", "Family", "Places", "family_of", "places"]
+__all__ = ["FAMILIES", "Family", "Group", "Places", "Stack", "places"]

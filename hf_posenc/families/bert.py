@@ -1,15 +1,37 @@
-"""BERT, as encoder or decoder."""
+"""BERT and its kin, as encoder or decoder."""
 
 from .base import Family, register
 
 register(
     Family(
         name="bert",
-        model_types=("bert",),
-        layers="encoder.layer",
-        self_attention="attention.self",
-        cross_attention="crossattention.self",
+        model_types=(
+            "bert",
+            "albert",
+            "bert-generation",
+            "big_bird",
+            "convbert",
+            "distilbert",
+            "electra",
+            "ernie",
+            "megatron-bert",
+            "mobilebert",
+            "rembert",
+            "roc_bert",
+            "squeezebert",
+        ),
+        positions="table",
         table="embeddings.position_embeddings",
         embeddings="embeddings",
+    )
+)
+register(
+    Family(
+        name="yoso",
+        model_types=("nystromformer", "yoso"),
+        positions="table",
+        table="embeddings.position_embeddings",
+        embeddings="embeddings",
+        offset=lambda config: 2,
     )
 )

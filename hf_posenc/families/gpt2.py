@@ -1,14 +1,13 @@
-"""GPT-2."""
+"""GPT-2 and its kin: a learned table beside the word embeddings."""
 
 from .base import Family, register
 
 register(
     Family(
         name="gpt2",
-        model_types=("gpt2",),
-        layers="h",
-        self_attention="attn",
-        cross_attention="crossattention",
+        model_types=("gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neo"),
+        positions="table",
         table="wpe",
     )
 )
+register(Family(name="gpt", model_types=("openai-gpt",), positions="table", table="positions_embed"))

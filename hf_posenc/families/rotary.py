@@ -1,13 +1,5 @@
-"""Families with one rotary module for all layers, built from `config.rope_parameters`."""
+"""RoPE, whatever the model is called: a module holds `inv_freq` and reads `config.rope_parameters`."""
 
 from .base import Family, register
 
-register(
-    Family(
-        name="rotary",
-        model_types=("llama", "mistral", "qwen2", "qwen3"),
-        layers="layers",
-        self_attention="self_attn",
-        rotary="rotary_emb",
-    )
-)
+register(Family(name="rotary", positions="RoPE", rotary=True))

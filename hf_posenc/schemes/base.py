@@ -39,7 +39,8 @@ class Scheme:
     """Whether the scheme is about reaching further than the trained length, and so needs to be told how far."""
     rescales: ClassVar[bool] = False
     """Whether it starts from the frequencies that the model has, which may be scaled already."""
-
+    follows: ClassVar[bool] = False
+    """Whether its angles follow the length, so that it turns queries and keys by itself."""
     nearest: ClassVar[str | None] = None
     """For a scheme that other runtimes cannot serve: one like it that they can."""
 

@@ -23,6 +23,7 @@ class DynamicNtk(RotaryScheme):
     name = "dynamic_ntk"
     summary = "RoPE, theta follows the length of each row"
     rescales = True
+    follows = True
     nearest = "ntk"
 
     factor: float | None = 1.0

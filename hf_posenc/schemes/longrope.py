@@ -32,6 +32,7 @@ class LongRope(RotaryScheme):
     summary = "RoPE, a factor per pair, another set past the trained length"
     extends = True
     rescales = True
+    follows = True
     nearest = "yarn"
 
     short_factor: tuple[float, ...] | None = None

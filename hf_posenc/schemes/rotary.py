@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..registry import UnsupportedCell
 from ..sites import Effect, Geometry, Rotation, Span
 from .base import Scheme
 from .frequencies import base_frequencies, default_frequencies
@@ -43,10 +42,17 @@ class RescaledRope(RotaryScheme):
         attention = self.attention_factor_for(reach.factor, reach.trained)
         if geometry.rope is None or geometry.rope.get("rope_type", "default") == "default":
             words = self.words(reach.factor, reach.trained, geometry)
-            parameters = {"rope_theta": self.theta(geometry), **words}
+            parameters: dict[str, Any] | None = {"rope_theta": self.theta(geometry), **words}
         else:
-            parameters = factor_list(geometry, scaled, attention * scaling, reach)
+            parameters = self._on_scaled(geometry, scaled, attention * scaling, reach)
         return Effect(rotation=Rotation(inv_freq=scaled, attention_scaling=attention * scaling, parameters=parameters))
+
+    @staticmethod
+    def _on_scaled(
+        geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span
+    ) -> dict[str, Any] | None:
+        """The words for a scaling of a RoPE that is scaled already; None where there are none."""
+        return factor_list(geometry, inv_freq, scaling, reach) if min(inv_freq) > 0 else None
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         raise NotImplementedError
@@ -63,11 +69,6 @@ def factor_list(geometry: Geometry, inv_freq: Sequence[float], scaling: float, r
     """Any fixed set of frequencies as `longrope` with one list for short and long: loads anywhere, never switches."""
     assert geometry.rope is not None
     theta = float(geometry.rope["rope_theta"])
-    if min(inv_freq) <= 0:
-        raise UnsupportedCell(
-            "The model's own RoPE leaves some pairs unturned ('proportional'); a scaling on top of that has no name "
-            "in transformers. Pass existing='replace'."
-        )
     plain = default_frequencies(2 * len(inv_freq), theta)
     factors = [p / f for p, f in zip(plain, inv_freq, strict=True)]
     return {

@@ -72,6 +72,7 @@ class _Source:
 
     def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
         rows = None if native is None else self.scheme.span(self.geometry).target
-        return SinusoidTable(self.geometry.hidden_size, self.scheme.base, self.scheme.layout, rows, like)
+        size = self.geometry.hidden_size if native is None else native.embedding_dim
+        return SinusoidTable(size, self.scheme.base, self.scheme.layout, rows, like)
 
     restored = module

@@ -1,0 +1,33 @@
+"""BART and its kin: an encoder and a decoder with a table each. Cross-attention has no positions and stays so."""
+
+from .base import Family, register
+
+register(
+    Family(
+        name="bart",
+        model_types=("bart", "mbart", "plbart", "mvp"),
+        positions="table",
+        stacks=("encoder", "decoder"),
+        table="embed_positions",
+        offset=lambda config: 2,
+    )
+)
+register(
+    Family(
+        name="pegasus",
+        model_types=("blenderbot", "blenderbot-small", "bigbird_pegasus", "marian", "pegasus"),
+        positions="table",
+        stacks=("encoder", "decoder"),
+        table="embed_positions",
+    )
+)
+register(
+    Family(
+        name="whisper",
+        model_types=("whisper",),
+        positions="table",
+        stacks=("decoder",),
+        table="embed_positions",
+        length="max_target_positions",
+    )
+)

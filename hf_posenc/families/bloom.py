@@ -1,0 +1,17 @@
+"""BLOOM and MPT: ALiBi, as an argument of attention layers that compute their scores by themselves."""
+
+from typing import Any
+
+from torch import zeros_like
+
+from .base import Family, register
+
+
+def zeros(given: Any) -> Any:
+    return zeros_like(given)
+
+
+register(
+    Family(name="bloom", model_types=("bloom",), positions="ALiBi", length="seq_length", bias="alibi", blank=zeros)
+)
+register(Family(name="mpt", model_types=("mpt",), positions="ALiBi", length="max_seq_len", bias="position_bias"))

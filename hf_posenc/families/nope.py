@@ -1,0 +1,11 @@
+"""Attention among Mamba layers, without positions of its own (unless the config asks for RoPE)."""
+
+from .base import Family, register
+
+register(
+    Family(
+        name="nope",
+        model_types=("granitemoehybrid", "jamba", "kimi_linear", "nemotron_h", "zamba", "zamba2"),
+        positions="none",
+    )
+)

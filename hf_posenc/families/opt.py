@@ -1,0 +1,23 @@
+"""OPT and BioGPT: a table whose first two rows are no positions."""
+
+from .base import Family, register
+
+register(
+    Family(
+        name="opt",
+        model_types=("opt",),
+        positions="table",
+        stacks=("decoder",),
+        table="embed_positions",
+        offset=lambda config: 2,
+    )
+)
+register(
+    Family(
+        name="biogpt",
+        model_types=("biogpt",),
+        positions="table",
+        table="embed_positions",
+        offset=lambda config: 2,
+    )
+)
