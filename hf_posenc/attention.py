@@ -21,6 +21,7 @@ from .positions import PREFIX, Call, Positions, rotate
 from .registry import PosencError
 from .renderings import mask_rows
 from .sites import FollowingRotation
+from .zones import attend_in_zones
 
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 Output = tuple[Tensor, Tensor | None]
@@ -53,6 +54,20 @@ def attend(
     assert posenc_call is not None
     shared: Positions = link.shared
     bias = link.bias
+    if shared.pattern is not None:
+        unpadded = shared.forgets and posenc_call.first_query is None  # the mask knows nothing of what was dropped
+        return attend_in_zones(
+            module,
+            query,
+            key,
+            value,
+            None if unpadded else attention_mask,
+            posenc_call,
+            shared,
+            causal=is_causal(module, kwargs),
+            weighs=kernel is kernels.eager,
+            **kwargs,
+        )
     if posenc_call.angles is not None:
         of_query, of_key = posenc_call.angles
         query = rotate(query, of_query, shared.layout)

@@ -176,8 +176,10 @@ def _put_back(section: dict[str, Any], cls: Any, record: Record, kwargs: dict[st
 def _stored_length(family: Family, config: Any, record: Record) -> int:
     """What the weights in a checkpoint were made for: a sealed table has one row, another one as many as promised."""
     effects = record.effects().values()
-    blank = any(is_sealed(effect, family) for effect in effects) and all(effect.table is None for effect in effects)
-    rows = 1 if blank else record.scheme.span(record.geometry).target
+    sealed = any(is_sealed(effect, family) for effect in effects)
+    rows = record.scheme.span(record.geometry).target + sealed
+    if sealed and all(effect.table is None for effect in effects):
+        rows = 1
     return rows + (family.offset(config) if family.counted else 0)
 
 

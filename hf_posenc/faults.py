@@ -12,12 +12,13 @@ from transformers import AttentionMaskInterface
 from .families import Group, Places, Stack
 from .families.finding import frequency_buffers
 from .grades import is_sealed
+from .hooks import before_biased_layer, before_embeddings, before_first_layer
 from .measure import own_rope
 from .positions import PREFIX, before_attention
 from .records import Record
-from .render import before_biased_layer, before_embeddings, before_first_layer, works_inside
+from .render import turned_inside, works_inside
 from .rotary import SEALED, STILL, Rotary, built, frequencies, scaling_of
-from .sites import Effect
+from .sites import Effect, OwnTable
 from .tables import ComputedTable, LearnedTable, ZeroTable
 
 MOVING = ("dynamic", "longrope")
@@ -99,10 +100,13 @@ def _group_faults(group: Group, effect: Effect, record: Record) -> list[str]:
     if shared is None:
         return ["the base model has lost its 'posenc' module"]
     faults, rotation = [], effect.rotation
-    if rotation is not None and (not group.stack.rotaries or rotation.follows_length):
+    if turned_inside(rotation, group.stack):
+        assert rotation is not None
         live = shared.inv_freq.float().cpu()
         if shared.rotation != rotation or not torch.equal(live, torch.tensor(rotation.inv_freq)):
             faults.append("the live frequencies are not those of the scheme")
+    if shared.pattern != effect.pattern or shared.forgets != effect.forgets:
+        faults.append("the pattern of keys is not that of the scheme")
     if (effect.bias is None) != (bias is None):
         faults.append("the bias of the scheme is missing" if effect.bias else "there is a bias that the scheme lacks")
     elif effect.bias is not None and bias is not None:
@@ -118,6 +122,8 @@ def table_faults(where: Places, effect: Effect) -> list[str]:
 
 
 def _stack_table_faults(stack: Stack, effect: Effect) -> list[str]:
+    if stack.table is None and isinstance(effect.table, OwnTable):
+        return []
     faults, first = [], stack.first_layer
     if stack.embeddings is not None and before_embeddings not in stack.embeddings._forward_pre_hooks.values():
         faults.append("the embeddings have lost their hook")

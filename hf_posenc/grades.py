@@ -21,7 +21,7 @@ def is_sealed(effect: Effect, family: Family) -> bool:
     """Whether plain transformers cannot run this, so that a checkpoint of it must be refused there."""
     rotation = effect.rotation
     nameless = rotation is not None and (rotation.parameters is None or not family.rotary)
-    inside = effect.bias is not None or nameless
+    inside = effect.bias is not None or effect.pattern is not None or nameless
     foreign = effect.table is not None and family.table is None
     return inside or foreign or family.bias is not None
 

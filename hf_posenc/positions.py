@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from .families.finding import argument_names
+from .patterns import Banded, Pattern
 from .precision import Fp32Buffers
 from .registry import PosencError
+from .sinks import EMPTY, kept_slots, settle
 from .sites import FollowingRotation, Rotation
 
 PREFIX = "hf_posenc_"
@@ -35,9 +37,16 @@ class Positions(Fp32Buffers):
     inv_freq: Tensor
     weights: Tensor
 
-    def __init__(self, rotation: Rotation | None, device: torch.device, layout: str = HALVES):
+    def __init__(
+        self,
+        rotation: Rotation | None,
+        device: torch.device,
+        layout: str = HALVES,
+        pattern: Pattern | None = None,
+        forgets: bool = False,
+    ):
         super().__init__()
-        self.rotation, self.layout = rotation, layout
+        self.rotation, self.layout, self.pattern, self.forgets = rotation, layout, pattern, forgets
         self.rendering: str | None = None
         """How a bias is added, where not the cheapest way (`set_rendering`)."""
         inv_freq = rotation.inv_freq if rotation else ()
@@ -239,7 +248,9 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             cache.posenc_angles = shared.angles(positions)
         call = call._replace(keys_turned=True, angles=(cache.posenc_angles, cache.posenc_angles))
         kwargs = {**kwargs, link.cache: turning(past, cache.posenc_angles)}
-    elif shared.late or link.bias is not None:
+    elif shared.forgets:
+        call = forgetting_call(cache, slot, positions, states, kwargs.get("attention_mask"), link)
+    elif shared.late or link.bias is not None or shared.pattern is not None:
         sizes = cache.get_mask_sizes(states.shape[1], slot)
         call = cached_call(cache, positions, start, sizes, states.shape[0], link)
     return (), {**kwargs, "posenc_call": call}
@@ -248,7 +259,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int], batch: int, link: Any) -> Call:
     """What a call over a cache knows. The first layer of a pass finds it out for all."""
     shared, (count, first) = link.shared, sizes
-    decoding = shared.late and positions.shape[1] == 1
+    decoding = isinstance(shared.rotation, FollowingRotation) and positions.shape[1] == 1
     if link.first:
         remember(cache, positions, start, first + count, batch)
         if decoding:  # one stage a row: the angles are the same in all layers
@@ -262,6 +273,25 @@ def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int
         angles = (of_query, (cos[:, seen], sin[:, seen]))
     slot = None if isinstance(start, Tensor) else start - first
     return Call(positions, cache.posenc_positions[:, seen], slot, False, angles)
+
+
+def forgetting_call(cache: Any, slot: int, positions: Tensor, states: Tensor, mask: Tensor | None, link: Link) -> Call:
+    """A call over a cache that keeps only the first and the recent tokens, and what they stand for."""
+    settle(cache, slot)
+    layer, length, pattern = cache.layers[slot], states.shape[1], link.shared.pattern
+    assert isinstance(pattern, Banded) and pattern.far is not None and pattern.far.first is not None
+    if link.first:
+        here = positions.expand(len(states), -1)
+        if mask is not None and length > 1:  # padding is what the last token does not see
+            real = mask[:, 0, -1, -length:]
+            here = torch.where(real if real.dtype == torch.bool else real == 0, here, EMPTY)
+        held = getattr(cache, "posenc_positions", None) if layer.given else None
+        every = here if held is None else torch.cat([held, here], -1)
+        cache.posenc_keep = kept_slots(every, pattern.far.first, pattern.window - 1)
+        cache.posenc_seen = every
+        cache.posenc_positions = every if cache.posenc_keep is None else every.gather(1, cache.posenc_keep)
+    layer.keep = cache.posenc_keep
+    return Call(positions, cache.posenc_seen, 0 if layer.given == 0 else None, False)
 
 
 def remember(cache: Any, positions: Tensor, start: Any, end: int, batch: int) -> None:

@@ -19,15 +19,16 @@ from .families import Group, Places, Stack
 from .families.base import NO_TABLE
 from .families.finding import argument_names, frequency_buffers
 from .grades import is_sealed
+from .hooks import before_biased_layer, before_embeddings, before_first_layer
 from .measure import Geometries, rope_of, skipped_rows
-from .positions import PREFIX, SEAL, Link, Positions, before_attention, named_arguments, positions_in
+from .positions import PREFIX, SEAL, Link, Positions, before_attention
 from .records import Record
 from .registry import PosencError, UnsupportedCell
 from .rotary import SEALED, STILL, UNTURNED, Rotary, built, carried_over, fixed, frequencies, retuned, scaling_of
 from .schemes import Scheme
 from .schemes.rotary import factor_list
 from .sidecar import before_state_dict
-from .sites import Effect, Rotation, Span
+from .sites import Effect, OwnTable, Rotation, Span
 from .tables import Seated, ZeroTable
 
 LOST = (
@@ -68,7 +69,7 @@ def plan(
     for stack in where.stacks:
         groups = [group for group in where.groups() if group.stack is stack and group.name in effects]
         if groups:
-            edits += _table_edits(stack, effects[groups[0].name], 1 if sealed else target, loaded is not None)
+            edits += _table_edits(stack, effects[groups[0].name], target, sealed, loaded is not None)
             if stack.rotaries:
                 words = rotary_words(stack, groups, effects, geometries, reach)
                 edits += _rotary_edits(stack, groups, effects, words, sealed)
@@ -96,8 +97,13 @@ def _inner_edits(stack: Stack, groups: list[Group], effects: Effects, geometries
 def works_inside(effect: Effect, stack: Stack) -> bool:
     """Whether attention layers must do what they do not do by themselves, or leave what they do."""
     rotation = effect.rotation
-    turned = rotation is not None and (rotation.follows_length or not stack.rotaries)
-    return effect.bias is not None or turned or bool(stack.family.bias and stack.attentions)
+    added = effect.bias is not None or effect.pattern is not None
+    return added or turned_inside(rotation, stack) or bool(stack.family.bias and stack.attentions)
+
+
+def turned_inside(rotation: Rotation | None, stack: Stack) -> bool:
+    """Whether q and k are turned by us, not by the model's own rotary module."""
+    return rotation is not None and (rotation.follows_length or not stack.rotaries)
 
 
 def original_of(where: Places) -> dict[str, Any]:
@@ -112,7 +118,7 @@ def original_of(where: Places) -> dict[str, Any]:
     return values
 
 
-def _table_edits(stack: Stack, effect: Effect, rows: int, loaded: bool) -> list[Edit]:
+def _table_edits(stack: Stack, effect: Effect, rows: int, sealed: bool, loaded: bool) -> list[Edit]:
     edits: list[Edit] = []
     if stack.embeddings is not None:
         makes = stack.family.makes_positions
@@ -124,13 +130,19 @@ def _table_edits(stack: Stack, effect: Effect, rows: int, loaded: bool) -> list[
         like = native.weight
         if source is None:
             # In a sealed checkpoint the table has one row: of no use to whoever forces the seal, and refused.
-            module: Seated = ZeroTable(native.embedding_dim, rows, like)
+            module: Seated = ZeroTable(native.embedding_dim, 1 if sealed else rows, like)
         else:
-            inner = positions_only(native, offset)
+            inner = positions_only(native, offset, native.num_embeddings - (sealed and loaded))
+            if isinstance(source, OwnTable) and rows > inner.num_embeddings:
+                raise UnsupportedCell(
+                    f"This scheme keeps the model's own position table, which ends at {inner.num_embeddings}; a "
+                    f"target of {rows} needs another. Leave target_length out, or resize the table with 'learned'."
+                )
             module = source.restored(inner, like) if loaded else source.module(inner, like)
+            module.sealed = sealed
         module.take_seat_of(native, offset)
         edits.append(Swap(site.owner, site.name, module))
-    elif source is not None:
+    elif source is not None and not isinstance(source, OwnTable):
         first, kind = stack.first_layer, stack.config.model_type
         if kind in NO_TABLE:
             raise UnsupportedCell(f"This scheme adds to the input of {kind!r} models: {NO_TABLE[kind]}.")
@@ -146,45 +158,10 @@ def _table_edits(stack: Stack, effect: Effect, rows: int, loaded: bool) -> list[
     return edits
 
 
-def positions_only(native: nn.Embedding, offset: int) -> nn.Embedding:
+def positions_only(native: nn.Embedding, first: int, last: int) -> nn.Embedding:
     """A family's table without the rows that are no positions."""
-    weight = native.weight.detach()[offset:]
-    return native if not offset else nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
-
-
-def before_first_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Adds the vectors of the positions to the input, on families that have no table of their own."""
-    given, name = named_arguments(layer, args, kwargs), argument_names(layer)[0]
-    states, positions = given[name], positions_in(given)
-    if positions is None:
-        raise PosencError(f"{type(layer).__name__} is not told positions, and a table of them was put before it.")
-    added = layer.posenc_link.root.posenc_table(positions).to(states.device)
-    if states.ndim > added.ndim and states.shape[:2] == added.shape[:2]:  # several states for each token
-        added = added.unsqueeze(-2)
-    return (), {**given, name: states + added}
-
-
-def before_embeddings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Positions and token types made to measure, where the module would take them from buffers that end."""
-    kwargs = named_arguments(module, args, kwargs)
-    given = kwargs.get("input_ids")
-    shape = given.shape if given is not None else kwargs["inputs_embeds"].shape[:2]
-    device = (given if given is not None else kwargs["inputs_embeds"]).device
-    names = argument_names(module)
-    if kwargs.get("position_ids") is None and module.posenc_offset is not None:
-        past = kwargs.get("past_key_values_length", 0)
-        kwargs["position_ids"] = (torch.arange(shape[1], device=device) + past + module.posenc_offset)[None]
-    if kwargs.get("token_type_ids") is None and "token_type_ids" in names:
-        kwargs["token_type_ids"] = torch.zeros(shape, dtype=torch.long, device=device)
-    return (), kwargs
-
-
-def before_biased_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Takes the family's own position bias away from an attention layer."""
-    kwargs = named_arguments(module, args, kwargs)
-    family = module.posenc_family
-    kwargs[family.bias] = family.blank(kwargs.get(family.bias))
-    return (), kwargs
+    weight = native.weight.detach()[first:last]
+    return native if len(weight) == len(native.weight) else nn.Embedding(len(weight), weight.shape[1], _weight=weight)
 
 
 def _rotary_edits(stack: Stack, groups: list[Group], effects: Effects, words: list[Words], sealed: bool) -> list[Edit]:
@@ -239,7 +216,8 @@ def rotary_words(
 
 def _refuse_unreached(stack: Stack, groups: list[Group], effects: Effects) -> None:
     """Layers that turn their input by themselves would lose their positions where a bias takes their place."""
-    if not stack.unreached or not any(works_inside(effects[group.name], stack) for group in groups):
+    taken = [effects[group.name].rotation for group in groups if works_inside(effects[group.name], stack)]
+    if not stack.unreached or not any(rotation is None or rotation.follows_length for rotation in taken):
         return
     names = sorted({type(module).__name__ for module in stack.unreached})
     raise UnsupportedCell(
@@ -317,6 +295,10 @@ def _fault(live: Any, new: Any, rotations: Mapping[str, Rotation | None]) -> str
 
 def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geometries: Geometries) -> list[Edit]:
     config, root = stack.config, stack.root
+    if stack.family.bias and any(effects[group.name].pattern is not None for group in groups):
+        raise UnsupportedCell(
+            f"This scheme keeps a model's own positions, and the bias of {config.model_type!r} models cannot be kept."
+        )
     if not stack.attentions:
         raise UnsupportedCell(
             f"This scheme works inside attention, and {config.model_type!r} computes its scores by itself instead of "
@@ -329,14 +311,17 @@ def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geomet
             f"This scheme works inside attention, through the 'sdpa' and 'eager' kernels; the model uses {kernel!r}. "
             "Call model.set_attn_implementation('sdpa') first."
         )
+    if any(effects[group.name].forgets for group in groups):
+        _refuse_to_forget(stack, groups, geometries)
     edits: list[Edit] = [Swap(config, "_attn_implementation", PREFIX + kernel)]
     linked: set[int] = set()
     for group in groups:
         effect, geometry = effects[group.name], geometries[group.name]
         suffix = f"_{group.layer_type}" if len(groups) > 1 else ""
         weight = root.get_input_embeddings().weight
-        rotation = effect.rotation if works_inside(effect, stack) else None
-        edits.append(Swap(root, "posenc" + suffix, Positions(rotation, weight.device, geometry.layout)))
+        rotation = effect.rotation if turned_inside(effect.rotation, stack) else None
+        shared = Positions(rotation, weight.device, geometry.layout, effect.pattern, effect.forgets)
+        edits.append(Swap(root, "posenc" + suffix, shared))
         if effect.bias is not None:
             edits.append(Swap(root, "posenc_bias" + suffix, effect.bias.to(device=weight.device, dtype=weight.dtype)))
         layers = [a for i, a in enumerate(group.attentions) if i not in geometry.unturned]
@@ -346,3 +331,18 @@ def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geomet
             linked.add(id(attention))
     others = [a for a in (*stack.attentions, *stack.crosses) if id(a) not in linked]
     return edits + [Swap(other, "posenc_link", Link(None)) for other in others]
+
+
+def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Geometries) -> None:
+    """A cache that drops keys must drop the same ones in all layers, once a pass."""
+    patched = {id(a) for group in groups for a in group.attentions}
+    types = getattr(stack.config, "layer_types", None) or [""] * len(stack.attentions)
+    sliding = getattr(stack.config, "sliding_window", None) or any("sliding" in name for name in types)
+    if sliding or any(geometries[group.name].unturned for group in groups) or len(patched) < len(stack.attentions):
+        raise UnsupportedCell(
+            f"This scheme drops the same keys in every layer, and some layers of this {stack.config.model_type!r} "
+            "model are of another kind: they have a sliding window of their own (config.sliding_window), or no "
+            "positions."
+        )
+    if any({"layer_idx", "cycle_offset"} & set(argument_names(a)) for a in stack.attentions):
+        raise UnsupportedCell("This scheme drops keys once a pass, and this model runs its layers more than once.")

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .patterns import Pattern
 from .registry import PosencError
+from .tables import LearnedTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,30 @@ class FollowingRotation(Rotation):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LateRotation(Rotation):
+    """A rotation that depends on the pair of a query and a key, so that keys are cached unrotated."""
+
+    @property
+    def follows_length(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class OwnTable:
+    """The family's own table as it is; nothing on families that have none."""
+
+    reads_native: bool = True
+    only_native: bool = True
+
+    def module(self, native: nn.Embedding | None, like: Tensor) -> Any:
+        assert native is not None
+        weight = native.weight.detach().clone()
+        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+
+    restored = module
+
+
+@dataclass(frozen=True, kw_only=True)
 class Effect:
     """What a scheme contributes to each site. What it leaves out is neutralised."""
 
@@ -111,6 +137,10 @@ class Effect:
     bias: nn.Module | None = None
     """`bias(query_positions, key_positions)` -> (batch, heads, queries, keys), in fp32; `by_distance(key - query)`
     -> (heads, distances); `key_slopes`: per head, if behind a causal mask it is slope * key position, else None."""
+    pattern: Pattern | None = None
+    """Which keys are seen, and at what distances; None for all, at their own."""
+    forgets: bool = False
+    """Whether keys that can never be seen again leave the cache."""
 
 
 def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:

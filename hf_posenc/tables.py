@@ -35,6 +35,8 @@ class Seated(nn.Module):
 
     offset: int = 0
     reader: Reader | None = None
+    sealed: bool = False
+    """Whether checkpoints hold one row more than the config says, so that transformers alone refuses them."""
     seen: Tensor | None = None
     """The positions that it was last asked for, for attention layers that are not told."""
 
@@ -80,7 +82,8 @@ class ComputedTable(Seated, Fp32Buffers):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.rows is not None:
-            positions = torch.arange(self.rows + self.offset, device=self.anchor.device) - self.offset
+            rows = self.rows + self.offset + self.sealed
+            positions = torch.arange(rows, device=self.anchor.device) - self.offset
             destination[prefix + "weight"] = self.vectors(positions).to(self.anchor.dtype)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -107,6 +110,18 @@ class LearnedTable(Seated, nn.Embedding):
             kept = torch.cat([native.weight.detach()[:offset], self.weight.detach()])
             self.weight = nn.Parameter(kept)
             self.num_embeddings = len(kept)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.sealed:
+            weight = destination[prefix + "weight"]
+            destination[prefix + "weight"] = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        stored = state_dict.get(prefix + "weight")
+        if self.sealed and stored is not None and len(stored) == self.num_embeddings + 1:
+            state_dict[prefix + "weight"] = stored[:-1]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         rows = self.asked(self.weight.device, args, kwargs)

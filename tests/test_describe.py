@@ -11,8 +11,8 @@ from torch import nn
 from transformers import AttentionMaskInterface
 
 from hf_posenc import SCHEMES, PosencError, check_model, describe, patch_model, unpatch_model
+from hf_posenc.hooks import before_embeddings, before_first_layer
 from hf_posenc.positions import before_attention
-from hf_posenc.render import before_embeddings, before_first_layer
 from hf_posenc.tables import ZeroTable
 
 ROTARY = ["llama", "mistral", "qwen2", "qwen3"]

@@ -7,6 +7,7 @@ import math
 import sys
 import tempfile
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "rope": {"rope_theta": 5e4},
     "sinusoidal": {},
     "learned": {"target_length": 2 * POSITIONS},
+    "rerope": {},
+    "streaming": {"sinks": 2, "window": 6},
+    "window": {"window": 6},
 }
 """Each with what it must be told. `rope` gets a theta of its own, or it would change nothing on some models."""
 NEAR = 4e-4
@@ -273,4 +277,19 @@ def compare_dynamic_ntk(model: PreTrainedModel, base: Baseline) -> None:
         raise Wrong(f"dynamic_ntk differs from ntk of its stage by {apart(one, other):.2g}")
 
 
-REFERENCES = {"alibi": compare_alibi, "dynamic_ntk": compare_dynamic_ntk}
+def compare_plain(scheme: str, model: PreTrainedModel, base: Baseline) -> None:
+    """Where the whole text is near, our attention must be the family's own: sinks, caps, layouts and all."""
+    twin = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch_model(twin, scheme, window=POSITIONS - 4, trained_length=POSITIONS - 2)
+    if apart(base.logits, logits(twin, base.ids)) > NEAR:
+        raise Wrong(f"within its window it differs from the model by {apart(base.logits, logits(twin, base.ids)):.2g}")
+
+
+REFERENCES = {
+    "alibi": compare_alibi,
+    "dynamic_ntk": compare_dynamic_ntk,
+    "rerope": partial(compare_plain, "rerope"),
+    "window": partial(compare_plain, "window"),
+}

@@ -1,0 +1,152 @@
+"""Which keys a query sees, and how far away it takes them to be: the maths of schemes that change more than angles.
+
+A pattern divides the pairs of a query and a key into zones. In each zone positions are mapped, those of queries and
+those of keys, before q and k are turned; a pair that is in no zone is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Zone(NamedTuple):
+    """Pairs that share one map of positions."""
+
+    query: Tensor
+    """Where the queries are taken to stand, (batch or 1, queries)."""
+    key: Tensor
+    seen: Tensor
+    """(batch or 1, queries, keys)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """Zones from positions. Plain numbers only: it is compared and copied with the model."""
+
+    causal: bool
+    trained: int | None = None
+    """The length from which attention is sharpened by ln(n)/ln(trained); None leaves it."""
+
+    def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
+        raise NotImplementedError
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether a query may see a key at all, in some zone."""
+        return torch.stack([zone.seen.expand_as(self._apart(query, key)) for zone in self.zones(query, key)]).any(0)
+
+    @staticmethod
+    def _apart(query: Tensor, key: Tensor) -> Tensor:
+        return query[:, :, None] - key[:, None, :]
+
+    def sharpness(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """What each query's scores are multiplied by, (batch or 1, queries): n is how much text it can look at."""
+        if self.trained is None:
+            return None
+        length = query + 1 if self.causal else (key.amax(-1, keepdim=True) + 1).expand_as(query)
+        return (length.float().clamp(min=2).log() / math.log(self.trained)).clamp(min=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Far:
+    """How positions are mapped beyond the near zone: key p to S(p), query p to S(p) + offset, or to offset alone."""
+
+    divisor: float
+    """S(p) = p / divisor; infinite for S = 0."""
+    whole: bool = False
+    """Whether S is rounded down."""
+    offset: float = 0.0
+    fixed: bool = False
+    first: int | None = None
+    """Only keys at the first so many positions are seen there; None for all."""
+
+    def key(self, positions: Tensor) -> Tensor:
+        if math.isinf(self.divisor):
+            return torch.zeros_like(positions, dtype=torch.float32)
+        mapped = positions.float() / self.divisor
+        return mapped.floor() if self.whole else mapped
+
+    def query(self, positions: Tensor, side: int = 1) -> Tensor:
+        """`side`: 1 for keys on the left, -1 for keys on the right."""
+        mapped = torch.zeros_like(positions, dtype=torch.float32) if self.fixed else self.key(positions)
+        return mapped + side * self.offset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Banded(Pattern):
+    """Keys closer than `window` at their true distance; the others as `far` says, or not at all."""
+
+    window: int
+    far: Far | None = None
+
+    def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
+        apart = self._apart(query, key)
+        near = apart.abs() < self.window
+        yield Zone(query, key, near & (apart >= 0) if self.causal else near)
+        if self.far is None:
+            return
+        early = True if self.far.first is None else (key < self.far.first)[:, None, :]
+        yield Zone(self.far.query(query), self.far.key(key), (apart >= self.window) & early)
+        if not self.causal:
+            yield Zone(self.far.query(query, -1), self.far.key(key), (apart <= -self.window) & early)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunked(Pattern):
+    """Dual chunk attention: true distances within a chunk, and capped ones to the chunk before and to those before it.
+
+    Keys stand at their place in their chunk. Queries stand at theirs; for keys of the chunk before, one chunk further,
+    but not past `reach` - 1; for older keys, at `reach` - 1.
+    """
+
+    chunk: int
+    reach: int
+
+    def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
+        place, at = query % self.chunk, key % self.chunk
+        back = self._apart(query // self.chunk, key // self.chunk)
+        yield Zone(place, at, (back == 0) & (self._apart(query, key) >= 0))
+        yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1)
+        yield Zone(torch.full_like(query, self.reach - 1), at, back > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scattered(Pattern):
+    """A local window, and beside it global tokens, every so-manieth key, and blocks of keys drawn at random."""
+
+    window: int
+    global_tokens: int = 0
+    stride: int | None = None
+    random_blocks: int = 0
+    block: int = 64
+    seed: int = 0
+
+    def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
+        apart = self._apart(query, key)
+        seen = apart.abs() < self.window
+        if self.global_tokens:
+            seen = seen | (key < self.global_tokens)[:, None, :] | (query < self.global_tokens)[:, :, None]
+        if self.stride:
+            seen = seen | (apart % self.stride == 0)
+        if self.random_blocks:
+            seen = seen | self._drawn(query // self.block, key // self.block)
+        yield Zone(query, key, seen & (apart >= 0) if self.causal else seen)
+
+    def _drawn(self, query: Tensor, key: Tensor) -> Tensor:
+        """The blocks that each block of queries draws: the same for every length of text, since they are hashed."""
+        drawn = torch.zeros((len(query), query.shape[1], key.shape[1]), dtype=torch.bool, device=query.device)
+        for turn in range(self.random_blocks):
+            mixed = (query + 1) * 2654435761 + (turn + 1) * 40503 + (self.seed + 1) * 69069
+            mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)
+            drawn = drawn | ((mixed % (query + 1))[:, :, None] == key[:, None, :])
+        return drawn if self.causal else drawn | self._drawn_back(query, key)
+
+    def _drawn_back(self, query: Tensor, key: Tensor) -> Tensor:
+        """On encoders a pair is seen from both its ends."""
+        one_way = Scattered(causal=True, window=1, random_blocks=self.random_blocks, block=self.block, seed=self.seed)
+        return one_way._drawn(key, query).transpose(1, 2)

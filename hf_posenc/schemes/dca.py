@@ -1,0 +1,43 @@
+"""Dual chunk attention (An et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..patterns import Chunked, Pattern
+from ..registry import PosencError
+from ..sites import Geometry
+from .base import register
+from .pattern import TwoPositionScheme
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Dca(TwoPositionScheme):
+    """True distances within a chunk of `chunk` tokens; keys of older chunks at distances below the trained length.
+
+    Across the border to the chunk before, the nearest `local_window` keys keep their true distance. `chunk` is three
+    quarters of the trained length unless given, and `local_window` the rest of it. Without training.
+    """
+
+    name = "dca"
+    summary = "RoPE, distances counted by chunks of the text"
+
+    chunk: int | None = None
+    local_window: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("chunk", "local_window")
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        self.refuse_encoder(geometry)
+        trained = self.span(geometry).trained
+        chunk = self.chunk or (trained - self.local_window if self.local_window else max(3 * trained // 4, 1))
+        local = self.local_window or trained - chunk
+        if chunk < 1 or local < 1 or chunk + local > trained:
+            raise PosencError(
+                f"chunk={chunk} and local_window={local} must be 1 or more, and together no more than the trained "
+                f"length {trained}; three quarters and one quarter of it are usual."
+            )
+        return Chunked(causal=True, trained=self.sharpened_from(geometry), chunk=chunk, reach=chunk + local)

@@ -1,0 +1,70 @@
+"""What the schemes share that change which keys are seen, or how far away they seem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..patterns import Pattern
+from ..registry import PosencError, UnsupportedCell
+from ..sites import Effect, Geometry, LateRotation, OwnTable, Rotation
+from .base import Scheme
+from .frequencies import base_frequencies
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatternScheme(Scheme):
+    """`logit_scaling` multiplies scores by ln(n)/ln(L) once a query can look at n > L tokens, L the trained length."""
+
+    rescales = True
+
+    logit_scaling: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_flag("logit_scaling")
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        raise NotImplementedError
+
+    def sharpened_from(self, geometry: Geometry) -> int | None:
+        if self.logit_scaling and geometry.trained_length < 2:
+            raise PosencError("logit_scaling divides by ln(trained length): it must be 2 or more.")
+        return geometry.trained_length if self.logit_scaling else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoPositionScheme(PatternScheme):
+    """Turns q and k by itself, with other positions for near and far keys; made for models with RoPE."""
+
+    follows = True
+
+    def effect(self, geometry: Geometry) -> Effect:
+        if geometry.rope is None:
+            raise UnsupportedCell(
+                f"{self.name!r} changes the distances that a RoPE is told, and this model has none. 'window' and "
+                "'sparse' work here."
+            )
+        inv_freq, scaling = base_frequencies(geometry)
+        rotation = LateRotation(inv_freq=inv_freq, attention_scaling=scaling)
+        return Effect(rotation=rotation, pattern=self.pattern(geometry))
+
+    def refuse_encoder(self, geometry: Geometry) -> None:
+        if not geometry.causal:
+            raise UnsupportedCell(f"{self.name!r} follows a text that grows, and this model is an encoder.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisibleScheme(PatternScheme):
+    """Leaves the model's own positions as they are, and changes only which keys are seen."""
+
+    def effect(self, geometry: Geometry) -> Effect:
+        rotation = None
+        if geometry.rope is not None:
+            inv_freq, scaling = base_frequencies(geometry)
+            rotation = Rotation(inv_freq=inv_freq, attention_scaling=scaling)
+        return Effect(table=OwnTable(), rotation=rotation, pattern=self.pattern(geometry))
+
+
+def rounded_up(number: float) -> int:
+    return math.ceil(number - 1e-9)

@@ -1,0 +1,50 @@
+"""ReRoPE and Leaky ReRoPE (Su 2023): distances that stop, or nearly stop, to grow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..patterns import Banded, Far, Pattern
+from ..registry import PosencError
+from ..sites import Geometry
+from .base import register
+from .pattern import TwoPositionScheme
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Rerope(TwoPositionScheme):
+    """True distances within `window`, and the window for all keys beyond it.
+
+    With a `slope` k the distance d beyond the window counts as window + (d - window)/k (Leaky ReRoPE). `window` is
+    half of the trained length unless given. Without training; the text has no end, unless there is a slope.
+    """
+
+    name = "rerope"
+    summary = "RoPE, distances capped at a window, or growing slowly past it"
+
+    window: int | None = None
+    slope: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("window")
+        self._check_number("slope", above=1.0)
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        reach = self.span(geometry)
+        window = self.window or max(reach.trained // 2, 1)
+        if window >= reach.trained:
+            raise PosencError(f"window={window} must be below the trained length {reach.trained}; half is usual.")
+        divisor = math.inf if self.slope is None else float(self.slope)
+        furthest = window + (reach.target - window) / divisor
+        if furthest > reach.trained:
+            raise PosencError(
+                f"With window={window} and slope={self.slope:g} a key {reach.target} tokens away counts as "
+                f"{furthest:g}, past the trained length {reach.trained}: a slope of "
+                f"{(reach.target - window) / (reach.trained - window):g} or more does."
+            )
+        offset = window * (1 - 1 / divisor)
+        far = Far(divisor=divisor, offset=offset)
+        return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=window, far=far)

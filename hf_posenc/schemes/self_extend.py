@@ -1,0 +1,51 @@
+"""Self-Extend (Jin et al. 2024): far keys in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..patterns import Banded, Far, Pattern
+from ..registry import PosencError
+from ..sites import Geometry
+from .base import register
+from .pattern import TwoPositionScheme, rounded_up
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SelfExtend(TwoPositionScheme):
+    """True distances within `window`; beyond it positions are divided by `group` and rounded down.
+
+    Without training. `window` is a quarter of the trained length L unless given, and `group` what it takes for the
+    target to come down to two thirds of L, which is the authors' rule.
+    """
+
+    name = "self_extend"
+    summary = "RoPE, far keys in groups that share a position"
+    extends = True
+
+    window: int | None = None
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("window", "group")
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        reach = self.span(geometry)
+        window = self.window or max(reach.trained // 4, 1)
+        if window >= reach.trained:
+            raise PosencError(f"window={window} must be below the trained length {reach.trained}; a quarter is usual.")
+        room = 2 * reach.trained / 3 - window
+        if self.group is None and room < 1:
+            raise PosencError(f"window={window} leaves no room in {reach.trained} tokens; give group= as well.")
+        group = self.group or max(rounded_up((reach.target - window) / room), 1)
+        longest = (reach.trained - window) * group + window
+        if longest < reach.target:
+            least = rounded_up((reach.target - window) / (reach.trained - window))
+            raise PosencError(
+                f"window={window} and group={group} reach {longest} tokens, (L - window) * group + window, and "
+                f"{reach.target} are wanted: a group of {least} or more does."
+            )
+        far = Far(divisor=float(group), whole=True, offset=float(window - window // group))
+        return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=window, far=far)

@@ -1,0 +1,80 @@
+"""StreamingLLM (Xiao et al. 2023) and LM-Infinite (Han et al. 2023): the first tokens and the recent ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..patterns import Banded, Far, Pattern
+from ..registry import PosencError
+from ..sites import Effect, Geometry
+from .base import register
+from .pattern import TwoPositionScheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FirstAndRecent(TwoPositionScheme):
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("window")
+
+    def _window(self, geometry: Geometry, first: int) -> int:
+        self.refuse_encoder(geometry)
+        most = geometry.trained_length - first
+        window = self.window or most
+        if not 1 <= window <= most:
+            raise PosencError(
+                f"{first} first tokens and a window of {window} must fit into the trained length "
+                f"{geometry.trained_length} together."
+            )
+        return window
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Streaming(_FirstAndRecent):
+    """Sees `sinks` first tokens and the last `window`, with positions as they are in a cache of just those.
+
+    The cache keeps no others: memory and time per token stay the same however long the text grows. What has left the
+    window is forgotten. `window` fills the trained length unless given.
+    """
+
+    name = "streaming"
+    summary = "RoPE, first and recent tokens only, in a cache of fixed size"
+
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("sinks")
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        window = self._window(geometry, self.sinks)
+        far = Far(divisor=1.0, offset=float(self.sinks + window - 1), fixed=True, first=self.sinks)
+        return Banded(causal=True, trained=self.sharpened_from(geometry), window=window, far=far)
+
+    def effect(self, geometry: Geometry) -> Effect:
+        made = super().effect(geometry)
+        return Effect(rotation=made.rotation, pattern=made.pattern, forgets=True)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class LmInfinite(_FirstAndRecent):
+    """Sees the first `global_tokens` and the last `window` tokens; the first ones at a distance of `window`."""
+
+    name = "lm_infinite"
+    summary = "RoPE, first and recent tokens only, distances capped"
+
+    global_tokens: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("global_tokens")
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        window = self._window(geometry, self.global_tokens)
+        far = Far(divisor=math.inf, offset=float(window), first=self.global_tokens)
+        return Banded(causal=True, trained=self.sharpened_from(geometry), window=window, far=far)

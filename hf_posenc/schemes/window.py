@@ -1,0 +1,68 @@
+"""Windows and sparse patterns of keys, on the model's own positions (Longformer, BigBird)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..patterns import Banded, Pattern, Scattered
+from ..sites import Geometry
+from .base import register
+from .pattern import VisibleScheme
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Window(VisibleScheme):
+    """Sees keys closer than `window`, on both sides on encoders; as many as the trained length unless given."""
+
+    name = "window"
+    summary = "the model's own positions, near keys only"
+
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("window")
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        window = self.window or geometry.trained_length
+        return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=window)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Sparse(VisibleScheme):
+    """Near keys and some others: global tokens at the start, every `stride`-th key, random blocks.
+
+    Global tokens are seen by all and, on encoders, see all. Each block of `block` queries draws `random_blocks`
+    blocks of keys, the same ones for the same `seed` however long the text is.
+    """
+
+    name = "sparse"
+    summary = "the model's own positions, near, global, strided and random keys"
+
+    window: int | None = None
+    global_tokens: int = 1
+    stride: int | None = None
+    random_blocks: int = 0
+    block: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("window", "stride", "block")
+        self._check_seed("seed")
+        self._check_seed("global_tokens")
+        self._check_seed("random_blocks")
+
+    def pattern(self, geometry: Geometry) -> Pattern:
+        return Scattered(
+            causal=geometry.causal,
+            trained=self.sharpened_from(geometry),
+            window=self.window or max(geometry.trained_length // 4, 1),
+            global_tokens=self.global_tokens,
+            stride=self.stride,
+            random_blocks=self.random_blocks,
+            block=self.block,
+            seed=self.seed,
+        )
