@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from .checkpoint import merge as merge_adapter
 from .describe import Description
+from .evaluation.commands import COMMANDS
 from .export import describe_checkpoint, patch_checkpoint
 from .families import FAMILIES
 from .grades import KINDS, MEANING, cells, serving_advice
@@ -150,3 +152,29 @@ def merge(
     with plain_errors():
         merge_adapter(adapter, out, base=base)
         show(describe_checkpoint(out)[0])
+
+
+def answering(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose errors are answered plainly."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        with plain_errors():
+            command(**given)
+
+    return run
+
+
+for _name, _command in COMMANDS.items():
+    app.command(_name)(answering(_command))
+
+
+@app.command(
+    "lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def lm_eval(context: typer.Context) -> None:
+    """lm-evaluation-harness's own command line, with `--model hf-posenc`."""
+    from .evaluation.lm_eval_command import run_lm_eval  # an extra, and slow to import
+
+    with plain_errors():
+        run_lm_eval(context.args)
