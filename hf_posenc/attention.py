@@ -133,8 +133,9 @@ def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool) -
         return queries + 1
     if mask is None:
         return (keys.amax(-1, keepdim=True) + 1).expand_as(queries)
-    seen = mask if mask.dtype == torch.bool else mask == 0
-    return torch.where(seen[:, 0], keys[:, None], -1).amax(-1) + 1
+    seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
+    first = torch.where(seen.any(1), keys, keys.amax() + 1).amin(-1)[:, None]  # padding in front is no text
+    return torch.where(seen, keys[:, None], -1).amax(-1) + 1 - first
 
 
 for _name, _kernel, _mask in (("sdpa", kernels.sdpa, sdpa_mask), ("eager", kernels.eager, eager_mask)):

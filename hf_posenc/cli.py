@@ -58,8 +58,9 @@ def schemes() -> None:
     for grade, meaning in MEANING.items():
         console.print(f"{grade}: {meaning}")
     for (name, kind), grade in grades.items():
-        if grade.startswith("refused"):
-            console.print(f"{name} on {kind} is {grade}")
+        word, _, reason = grade.partition(": ")
+        if reason:
+            console.print(f"{word}: {name} on {kind}: {reason}")
 
 
 @app.command()

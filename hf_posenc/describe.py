@@ -69,6 +69,8 @@ def describe(model: Any) -> Description:
     record = record_of(where)
     group = _group(where, record)
     inv_freq, scaling = live_rotation(group)
+    if switched(where):
+        inv_freq = torch.zeros(0)
     turning = [f for f in inv_freq.tolist() if f > STILL]
     trained = record.geometry.trained_length if record else own_length(where)
     rope = rope_of(where.config, group.layer_type) if where.has_rotary else None
@@ -126,11 +128,16 @@ def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:
 
 def own_scheme(where: Places) -> str:
     """An unpatched model's scheme, in our words."""
-    switch = where.family.switch
-    if not where.has_rotary or (switch and getattr(where.config, switch[0])):
+    if not where.has_rotary or switched(where):
         return f"{where.family.positions} (the model's own)"
     kinds = {own_rope(group)["rope_type"] for group in where.groups() if rope_of(where.config, group.layer_type)}
     return f"{'/'.join(sorted(kinds))} RoPE (the model's own)"
+
+
+def switched(where: Places) -> bool:
+    """Whether the config has put another kind of positions in place of the family's usual one."""
+    switch = where.family.switch
+    return switch is not None and bool(getattr(where.config, switch[0]))
 
 
 def effective_theta(turning: list[float], pairs: int) -> float | None:
@@ -163,7 +170,8 @@ def live_table(stack: Stack) -> Any:
 def _bias(where: Places, group: Group) -> str:
     links = [vars(a).get("posenc_link") for a in group.attentions]
     found = [link.bias for link in links if link is not None and link.root is not None]
-    own = where.family.positions if where.has_bias and record_of(where) is None else "none"
+    biased = where.has_bias or switched(where)
+    own = where.family.positions if biased and record_of(where) is None else "none"
     return str(next((bias for bias in found if bias is not None), own))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .families import FAMILIES, Family
-from .registry import PosencError
+from .registry import PosencError, UnsupportedCell
 from .schemes import SCHEMES, Scheme
 from .sites import Effect, Geometry
 
@@ -33,6 +33,14 @@ def grade(effect: Effect, family: Family) -> str:
     return WEIGHTS if family.table else CONFIG
 
 
+def refuse_lost_bias(effect: Effect, family: Family) -> None:
+    """Raise where a scheme keeps a model's own positions, and those are a bias, which a patch cannot keep."""
+    if effect.pattern is not None and family.bias:
+        raise UnsupportedCell(
+            f"This scheme keeps a model's own positions, and the bias of the family {family.name!r} cannot be kept."
+        )
+
+
 def sample_geometry(family: Family) -> Geometry:
     """A common shape, to ask a scheme what it would do on a family."""
     return Geometry(
@@ -59,6 +67,7 @@ def cells() -> dict[tuple[str, str], str]:
         for kind, family in KINDS.items():
             try:
                 effect = sample_scheme(name).effect(sample_geometry(FAMILIES[family]))
+                refuse_lost_bias(effect, FAMILIES[family])
                 table[name, kind] = grade(effect, FAMILIES[family])
             except PosencError as reason:
                 table[name, kind] = f"refused: {reason}"

@@ -12,7 +12,7 @@ from transformers.masking_utils import eager_mask
 from .families import Group
 from .kernels import own_eager
 from .positions import HALVES, LAYOUTS, PREFIX, rotate
-from .registry import UnsupportedCell
+from .registry import PosencError, UnsupportedCell
 
 KNOWN = {"llama": HALVES, "mistral": HALVES, "qwen2": HALVES, "qwen3": HALVES}
 """Model types that need not be watched, so that their checkpoints can be patched without weights."""
@@ -45,7 +45,7 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
     except Exception as error:
         raise UnsupportedCell(
             f"This scheme turns keys by itself, and which channels this {kind!r} model turns could not be found out: "
-            f"running it on one token failed ({type(error).__name__}: {error}). A checkpoint on disk must be loaded "
+            f"running it on one token failed ({error or type(error).__name__}). A checkpoint on disk must be loaded "
             "and patched live."
         ) from None
     inv_freq = group.inv_freq().float()
@@ -73,8 +73,10 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
 def _keys(group: Group, position: int) -> list[Tensor]:
     """The keys of one token at a position, in every layer of the group, in fp32."""
     config, root = group.stack.config, group.stack.root
-    kernel, training = config._attn_implementation, root.training
+    kernel, training = config._attn_implementation, [m for m in root.modules() if m.training]
     words = root.get_input_embeddings().weight
+    if not len(words) or words.device.type == "meta":
+        raise PosencError("its weights are not loaded")
     token = int(words[:64].float().norm(dim=-1).argmax())  # not padding, whose vector is zero
     try:
         config._attn_implementation = WATCHED
@@ -85,6 +87,7 @@ def _keys(group: Group, position: int) -> list[Tensor]:
         return [attention.posenc_keys.float() for attention in group.attentions]
     finally:
         config._attn_implementation = kernel
-        root.train(training)
+        for module in training:  # one by one: parts may have been set apart
+            module.training = True
         for attention in group.attentions:
             vars(attention).pop("posenc_keys", None)

@@ -24,7 +24,10 @@ def measure(
     where: Places, scheme: Scheme, existing: str | None, layer_types: Sequence[str] | str | None = None
 ) -> Geometries:
     """The geometries that a scheme starts from, with the user's corrections, for the layers that it is meant for."""
-    return {group.name: _geometry(where, group, scheme, existing) for group in chosen(where, layer_types)}
+    if scheme.adds_to_input and layer_types not in (None, "all"):
+        raise PosencError(f"{scheme.name!r} adds to the input of all layers: layer_types cannot be given for it.")
+    groups = list(where.groups()) if scheme.adds_to_input else chosen(where, layer_types)
+    return {group.name: _geometry(where, group, scheme, existing) for group in groups}
 
 
 def chosen(where: Places, layer_types: Sequence[str] | str | None) -> list[Group]:
@@ -40,6 +43,8 @@ def chosen(where: Places, layer_types: Sequence[str] | str | None) -> list[Group
             "positions for all its layers. Leave it out."
         )
     wanted = known if layer_types == "all" else [layer_types] if isinstance(layer_types, str) else list(layer_types)
+    if not wanted:
+        raise PosencError(f"layer_types is empty: name some of {', '.join(known)}, or 'all', or leave it out.")
     for name in wanted:
         if name not in known:
             raise PosencError(f"This model has no layers of type {name!r}.{suggestion(name, ['all', *known])}")

@@ -137,7 +137,9 @@ class Link:
 
     def seen(self, states: Tensor) -> Tensor | None:
         """The positions that the model's table was asked for in this pass, if they fit."""
-        table: Any = None if self.table is None or self.root is None else self.root.get_submodule(self.table)
+        if self.table is None or self.root is None or torch.compiler.is_compiling():
+            return None
+        table: Any = self.root.get_submodule(self.table)
         positions: Tensor | None = getattr(table, "seen", None)
         if positions is None or positions.ndim != 2:
             return None
@@ -234,7 +236,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     slot = kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0) if cache is not None else 0
     start = 0 if cache is None else cache.get_query_offset(slot)
     shared, positions = link.shared, positions_in(kwargs)
-    if positions is None and shared.late:
+    if positions is None and shared.late and getattr(module, "is_causal", True):
         positions = link.seen(states)
     if positions is None:
         positions = (torch.arange(states.shape[1], device=states.device) + start)[None]
@@ -245,15 +247,21 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             call = call._replace(angles=(angles, angles))
     elif shared.early:
         if link.first:
-            cache.posenc_angles = shared.angles(positions)
-        call = call._replace(keys_turned=True, angles=(cache.posenc_angles, cache.posenc_angles))
-        kwargs = {**kwargs, link.cache: turning(past, cache.posenc_angles)}
+            note_angles(cache, link, (shared.angles(positions),) * 2)
+        angles, _ = cache.posenc_angles[link.suffix]
+        call = call._replace(keys_turned=True, angles=(angles, angles))
+        kwargs = {**kwargs, link.cache: turning(past, angles)}
     elif shared.forgets:
         call = forgetting_call(cache, slot, positions, states, kwargs.get("attention_mask"), link)
     elif shared.late or link.bias is not None or shared.pattern is not None:
         sizes = cache.get_mask_sizes(states.shape[1], slot)
         call = cached_call(cache, positions, start, sizes, states.shape[0], link)
     return (), {**kwargs, "posenc_call": call}
+
+
+def note_angles(cache: Any, link: Link, angles: tuple[Angles, Angles]) -> None:
+    """Keep what the layers of a group share in this pass. Groups take turns, so each has a place of its own."""
+    cache.posenc_angles = {**getattr(cache, "posenc_angles", {}), link.suffix: angles}
 
 
 def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int], batch: int, link: Any) -> Call:
@@ -265,11 +273,11 @@ def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int
         if decoding:  # one stage a row: the angles are the same in all layers
             stage = shared.rotation.stage(positions[:, 0] + 1)
             every = shared.angles(cache.posenc_positions, stage)
-            cache.posenc_angles = (shared.angles(positions, stage), every)
+            note_angles(cache, link, (shared.angles(positions, stage), every))
     seen = slice(first, first + count)
     angles = None
     if decoding:
-        of_query, (cos, sin) = cache.posenc_angles
+        of_query, (cos, sin) = cache.posenc_angles[link.suffix]
         angles = (of_query, (cos[:, seen], sin[:, seen]))
     slot = None if isinstance(start, Tensor) else start - first
     return Call(positions, cache.posenc_positions[:, seen], slot, False, angles)

@@ -16,9 +16,9 @@ from torch import nn
 from . import attention as _attention  # noqa: F401  importing registers the attention functions
 from .edits import Edit, Hook, Journal, Swap
 from .families import Group, Places, Stack
-from .families.base import NO_TABLE
-from .families.finding import argument_names, frequency_buffers
-from .grades import is_sealed
+from .families.base import NO_TABLE, UNTOLD
+from .families.finding import argument_names, attention_layers, frequency_buffers
+from .grades import is_sealed, refuse_lost_bias
 from .hooks import before_biased_layer, before_embeddings, before_first_layer
 from .measure import Geometries, rope_of, skipped_rows
 from .positions import PREFIX, SEAL, Link, Positions, before_attention
@@ -76,11 +76,19 @@ def plan(
             edits += _inner_edits(stack, groups, effects, geometries)
     if sealed:
         edits.append(Swap(where.model.config, "attn_implementation", SEAL))  # what config.json will say
+        edits += _strangers(where)
     edits.append(Swap(where.model.config, "posenc", record.to_dict()))
     edits.append(Hook(where.model, before_state_dict, before="state dict"))
     journal = Journal(edits, final=LOST if loaded is not None and where.has_table else lost)
     edits.append(Swap(where.base, "posenc_journal", journal))
     return journal
+
+
+def _strangers(where: Places) -> list[Edit]:
+    """Attention layers that belong to no stack but share its config, such as those of a speech encoder."""
+    known = {id(a) for stack in where.stacks for a in (*stack.attentions, *stack.crosses)}
+    own, crosses = attention_layers(where.base, where.config.model_type)
+    return [Swap(layer, "posenc_link", Link(None)) for layer in (*own, *crosses) if id(layer) not in known]
 
 
 def _inner_edits(stack: Stack, groups: list[Group], effects: Effects, geometries: Geometries) -> list[Edit]:
@@ -144,8 +152,9 @@ def _table_edits(stack: Stack, effect: Effect, rows: int, sealed: bool, loaded: 
         edits.append(Swap(site.owner, site.name, module))
     elif source is not None and not isinstance(source, OwnTable):
         first, kind = stack.first_layer, stack.config.model_type
-        if kind in NO_TABLE:
-            raise UnsupportedCell(f"This scheme adds to the input of {kind!r} models: {NO_TABLE[kind]}.")
+        reason = NO_TABLE.get(kind, UNTOLD if stack.family.bias else None)
+        if reason is not None:
+            raise UnsupportedCell(f"This scheme cannot add to the input of {kind!r} models: {reason}.")
         if first is None:
             raise UnsupportedCell(
                 f"This scheme adds to the input of the first layer, and this {kind!r} model has no list of as many "
@@ -295,10 +304,8 @@ def _fault(live: Any, new: Any, rotations: Mapping[str, Rotation | None]) -> str
 
 def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geometries: Geometries) -> list[Edit]:
     config, root = stack.config, stack.root
-    if stack.family.bias and any(effects[group.name].pattern is not None for group in groups):
-        raise UnsupportedCell(
-            f"This scheme keeps a model's own positions, and the bias of {config.model_type!r} models cannot be kept."
-        )
+    for group in groups:
+        refuse_lost_bias(effects[group.name], stack.family)
     if not stack.attentions:
         raise UnsupportedCell(
             f"This scheme works inside attention, and {config.model_type!r} computes its scores by itself instead of "
@@ -325,6 +332,11 @@ def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geomet
         if effect.bias is not None:
             edits.append(Swap(root, "posenc_bias" + suffix, effect.bias.to(device=weight.device, dtype=weight.dtype)))
         layers = [a for i, a in enumerate(group.attentions) if i not in geometry.unturned]
+        if not layers:
+            raise UnsupportedCell(
+                f"This scheme works inside attention, and no layer of this {config.model_type!r} model is of the kind "
+                f"{group.layer_type!r} that its rope parameters name."
+            )
         for attention in layers:
             link = Link(root, suffix, attention, attention is layers[0], stack.family.table)
             edits += [Swap(attention, "posenc_link", link), Hook(attention, before_attention)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -20,6 +21,9 @@ def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None
     """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
     where = places(model)
     _refuse_other_geometry(where, record)
+    # A file keeps its keys in the order of the alphabet, the model its groups in their own.
+    ordered = {g.name: record.geometries[g.name] for g in where.groups() if g.name in record.geometries}
+    record = replace(record, geometries=ordered)
     journal = plan(where, record.scheme, record.geometries, loaded=record)
     _refuse_contradictions(where, record, raw, journal)
     journal.apply()

@@ -116,7 +116,7 @@ def retuned(module: Any, rotations: Mapping[str, Rotation | None]) -> Any:
         prefix = f"{layer_type}_" if layer_type else ""
         for buffer in (name, f"{prefix}original_inv_freq"):
             if hasattr(copied, buffer):
-                setattr(copied, buffer, values.to(live.device))
+                setattr(copied, buffer, values.to(live.device, copy=True))
         if hasattr(copied, f"{prefix}attention_scaling"):
             setattr(copied, f"{prefix}attention_scaling", rotation.attention_scaling if rotation else 1.0)
         elif rotation is not None and rotation.attention_scaling != 1.0:

@@ -15,8 +15,9 @@ from torch import Tensor
 from .patterns import Banded, Chunked, Pattern
 from .positions import rotate
 
-HEADS = 2
-"""Heads that are worked on at a time: what is turned for them is all that is in memory beside the output."""
+HEADS = 1
+"""Heads that are worked on at a time: what is turned for them is all that is in memory beside the output. One head is
+cut into blocks without a copy."""
 Part = tuple[Tensor, Tensor]
 """Outputs, and the logarithms of the sums behind them, of the same queries."""
 
@@ -27,7 +28,8 @@ def fits(pattern: Pattern) -> bool:
 
 def attend(work: Any) -> Tensor:
     """(batch, heads, queries, channels), for a causal pass over one text without holes."""
-    output = torch.empty_like(work.query)
+    # Laid out as attention's caller wants it, so that it is not copied again.
+    output = torch.empty_like(work.query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     zones = _banded if isinstance(work.pattern, Banded) else _chunked
     for start in range(0, work.query.shape[1], HEADS):
         heads = slice(start, start + HEADS)
@@ -98,7 +100,8 @@ def _band(query: Tensor, key: Tensor, value: Tensor, window: int, scaling: float
 
 def _blocked(x: Tensor, blocks: int, size: int) -> Tensor:
     """(batch, heads, tokens, channels) -> (batch * blocks, heads, size, channels), filled up at the end."""
-    x = F.pad(x, (0, 0, 0, blocks * size - x.shape[2]))
+    missing = blocks * size - x.shape[2]
+    x = F.pad(x, (0, 0, 0, missing)) if missing else x
     return x.unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
 
 

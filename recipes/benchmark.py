@@ -18,6 +18,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
+import pattern_benchmark
 import torch
 import torch.nn.functional as F
 import transformers
@@ -315,6 +316,8 @@ def memory_case(case: str) -> Run:
     kind, _, name = case.partition(":")
     if kind == "peer":
         return partial(PEERS[name](), 4096)
+    if kind == "pattern":
+        return pattern_benchmark.memory_case(name)
     if kind == "attention":
         x = qkv(16384, torch.float32)
         return partial(plain_attention, x) if name == "plain" else partial(our_attention, x, alibi())
@@ -371,6 +374,14 @@ def patching_rows() -> list[Row]:
     return rows
 
 
+def pattern_rows() -> list[Row]:
+    return pattern_benchmark.pattern_rows(peak)
+
+
+def streaming_rows() -> list[Row]:
+    return pattern_benchmark.streaming_rows(model)
+
+
 GROUPS = (
     attention_rows,
     memory_rows,
@@ -380,6 +391,8 @@ GROUPS = (
     encoder_rows,
     rope_rows,
     dynamic_rows,
+    pattern_rows,
+    streaming_rows,
     patching_rows,
 )
 

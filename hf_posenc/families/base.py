@@ -13,6 +13,7 @@ REFUSED: dict[str, str] = {}
 """Model types that cannot be patched, and why."""
 NO_TABLE: dict[str, str] = {}
 """Model types without a table that cannot be given one, and why."""
+UNTOLD = "its layers are not told positions"
 STATES_FIRST = ("gemma3n_text",)
 """Model types whose layers carry several states for each token in front of the batch, not before the channels."""
 

@@ -150,6 +150,12 @@ def places(model: PreTrainedModel) -> Places:
             f"`config.rope_parameters`, as nearly all RoPE models have, and found none. Types that are known by name: "
             f"{supported}. A family is one small file of module paths; the README says how to add one."
         )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"Models of type {kind!r} are not supported: they have an encoder and a decoder with RoPE, and the family "
+            "for unknown RoPE models knows one stack of layers. A family that names both is a small file; the README "
+            "says how to add one."
+        )
     root = _text_part(model.base_model, sites)
     return Places(FAMILIES["rotary"], model, [_stack(FAMILIES["rotary"], "", root, text.model_type)])
 

@@ -1,6 +1,6 @@
 """Model types that cannot be patched, and why: an answer, instead of a failed search."""
 
-from .base import NO_TABLE, refuse
+from .base import NO_TABLE, UNTOLD, refuse
 
 refuse(
     "it has no attention: order is known by recurrence alone",
@@ -45,3 +45,4 @@ refuse("image features stand before its text, and share its attention", "git")
 refuse("its attention needs a GPU kernel, and its checkpoints hold position ids of a fixed length", "mra")
 refuse("its positions are axial, or those of bytes or latents, not of tokens", "perceiver", "reformer", "blt")
 NO_TABLE["recurrent_gemma"] = "its recurrent layers read padding, which must stay without a position"
+NO_TABLE.update(dict.fromkeys(("granitemoehybrid", "zamba"), UNTOLD))

@@ -41,6 +41,8 @@ class Scheme:
     """Whether it starts from the frequencies that the model has, which may be scaled already."""
     follows: ClassVar[bool] = False
     """Whether its angles follow the length, so that it turns queries and keys by itself."""
+    adds_to_input: ClassVar[bool] = False
+    """Whether it speaks to all layers at once, through the input of the first."""
     nearest: ClassVar[str | None] = None
     """For a scheme that other runtimes cannot serve: one like it that they can."""
 

@@ -61,6 +61,7 @@ class Learned(Scheme):
 
     name = "learned"
     summary = "a trainable table, the family's own one resized"
+    adds_to_input = True
 
     resize: str = "linear"
     alpha: float = 0.4

@@ -46,6 +46,7 @@ class Sinusoidal(Scheme):
 
     name = "sinusoidal"
     summary = "sines and cosines added to the input"
+    adds_to_input = True
 
     base: float = 10_000.0
     layout: str = "interleaved"

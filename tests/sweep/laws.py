@@ -259,7 +259,8 @@ def compare_alibi(model: PreTrainedModel, base: Baseline) -> None:
 
 def compare_dynamic_ntk(model: PreTrainedModel, base: Baseline) -> None:
     """Where every query is in the same stage, our rotation must be the family's own with that stage's theta."""
-    if not takes_positions(model) or not (places(model).has_rotary or places(model).has_table):
+    told = places(model).has_rotary or (places(model).has_table and base.causal)
+    if not takes_positions(model) or not told:
         return  # attention is not told where it stands
     far = {"position_ids": torch.arange(100, 100 + base.ids.shape[1])[None].expand(2, -1)}
     twin = copy.deepcopy(model)
