@@ -61,6 +61,11 @@ def settle(cache: Any, slot: int) -> None:
     layer: Any = cache.layers[slot]
     if isinstance(layer, SinkLayer):
         return
+    if type(layer) is not DynamicLayer:
+        raise PosencError(
+            f"'streaming' drops keys from a cache, and this model's holds a {type(layer).__name__}, which keeps more "
+            "than keys and values."
+        )
     if layer.get_seq_length():
         raise PosencError(
             "'streaming' cannot go on from a cache that another scheme has filled; begin with an empty one."

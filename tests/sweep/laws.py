@@ -32,7 +32,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "rope": {"rope_theta": 5e4},
     "sinusoidal": {},
     "learned": {"target_length": 2 * POSITIONS},
-    "rerope": {},
+    "rerope": {"window": 5},
     "streaming": {"sinks": 2, "window": 6},
     "window": {"window": 6},
 }
@@ -126,7 +126,7 @@ def judged(model_type: str) -> dict[str, str]:
     torch.set_num_threads(1)
     try:
         model = tiny_model(model_type)
-        words = model.get_input_embeddings().weight.shape[0]
+        words = getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (VOCAB,))[0]
         ids = tokens(2, POSITIONS - 8, min(words, VOCAB))
         base = Baseline(model, ids, causal=head_of(model_type).endswith(("CausalLM", "LMHeadModel")))
     except Exception as error:
