@@ -122,8 +122,11 @@ def _portability(where: Places, record: Record | None) -> str:
 def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:
     if rope is not None and rope.get("rope_type") != SEALED:
         return rope["rope_theta"]
-    scheme = record.scheme if record else None
-    return scheme.theta(record.geometry) if record and isinstance(scheme, RotaryScheme) else None
+    if record is None:
+        return None
+    if isinstance(record.scheme, RotaryScheme):
+        return record.scheme.theta(record.geometry)
+    return record.geometry.rope["rope_theta"] if record.geometry.rope else None
 
 
 def own_scheme(where: Places) -> str:

@@ -118,9 +118,9 @@ class Link:
         first: bool = False,
         table: str | None = None,
     ):
-        self.root, self.table = root, table
+        self.root = root
         """None on layers that are left alone."""
-        self.suffix = suffix
+        self.suffix, self.table = suffix, table
         self.first = first
         """Whether the layer is the first of its kind to run in a pass."""
         names = argument_names(layer) if layer is not None else ()

@@ -5,13 +5,15 @@
 Needs no network and no GPU, and takes a few seconds.
 """
 
+from dataclasses import fields
+
 import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from hf_posenc import SCHEMES, describe, patch_model, unpatch_model
+from hf_posenc import SCHEMES, UnsupportedCell, describe, patch_model, unpatch_model
 
 TRAINED = 64
 SIZES = dict(
@@ -37,14 +39,20 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 
 
 def options(scheme: str) -> dict[str, int]:
-    """Extending schemes must be told how far to reach; a learned table is resized if it is."""
-    return {"target_length": 4 * TRAINED} if SCHEMES[scheme].extends or scheme == "learned" else {}
+    """Extending schemes must be told how far to reach, and windows be small, to show in a short text."""
+    known = {field.name for field in fields(SCHEMES[scheme])}
+    given = {"window": 8, "chunk": 16}
+    reach = {"target_length": 4 * TRAINED} if SCHEMES[scheme].extends or scheme == "learned" else {}
+    return reach | {name: value for name, value in given.items() if name in known}
 
 
-def cell(model: PreTrainedModel, scheme: str) -> tuple[str, str, str]:
+def cell(model: PreTrainedModel, scheme: str) -> tuple[str, ...]:
     """How much a scheme changes the logits, whether unpatching restores every bit, and who can load the result."""
     plain = logits(model)
-    patch_model(model, scheme, **options(scheme))
+    try:
+        patch_model(model, scheme, **options(scheme))
+    except UnsupportedCell:
+        return ("[dim]refused[/]",)
     change = (logits(model) - plain).abs().max().item()
     grade = describe(model).portability.partition(":")[0]
     exact = torch.equal(logits(unpatch_model(model)), plain)
@@ -64,6 +72,7 @@ def main() -> None:
         table.add_row(scheme, *(" ".join(cell(model, scheme)) for model in models.values()))
     console.print(table)
     console.print("0.00: on a RoPE model, rope is what was there, and dynamic_ntk begins past the trained length.")
+    console.print("refused: schemes that change what a RoPE is told need a model that has one.")
     console.print("\ndescribe(patch_model(llama, 'yarn', target_length=256)):\n")
     print(describe(patch_model(models["llama"], "yarn", target_length=256)))
 

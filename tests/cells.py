@@ -66,13 +66,14 @@ def options(scheme: str) -> dict:
     return dict(_OPTIONS.get(scheme, {"factor": 4.0} if SCHEMES[scheme].extends else {}))
 
 
+PATTERNS = [scheme for scheme in SCHEMES if issubclass(SCHEMES[scheme], PatternScheme)]
 # Patterns keep a table as long as it was, or need RoPE: test_patterns.py has them on tables.
 TABLES = ("gpt2", "bert", "bert_decoder")
 CELLS = [
     (scheme, kind)
     for scheme in SCHEMES
     for kind in KINDS
-    if not (issubclass(SCHEMES[scheme], PatternScheme) and kind in TABLES)
+    if not (scheme in PATTERNS and kind in TABLES)
     and (scheme, kind) != ("streaming", "mistral")  # which has a sliding window of its own
 ]
 CAUSAL_CELLS = [(scheme, kind) for scheme, kind in CELLS if kind in CAUSAL]

@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 import transformers
-from cells import KINDS, LENGTH, VOCAB, options, tiny, tokens
+from cells import CELLS, KINDS, LENGTH, VOCAB, options, tiny, tokens
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -208,8 +208,9 @@ def test_bad_options(case):
     refused_also_when_patched(kind, scheme, *words, **given)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if SCHEMES[name].extends])
+@pytest.mark.parametrize(
+    "scheme, kind", [(s, k) for s, k in CELLS if SCHEMES[s].extends and k in ("llama", "gpt2", "bert")]
+)
 def test_extending_schemes_must_be_told_how_far(scheme, kind):
     refused(tiny(kind), scheme, repr(scheme), "target_length=", "32", "factor=")
 
@@ -233,9 +234,11 @@ def test_transformers_itself_builds_no_rope_with_odd_heads():
         tiny("llama", head_dim=9)
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("ntk", "dynamic_ntk", "yarn", "longrope")])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_heads_of_two_channels_have_one_pair(kind, scheme):
+@pytest.mark.parametrize(
+    "scheme, kind",
+    [(s, k) for s, k in CELLS if s not in ("ntk", "dynamic_ntk", "yarn", "longrope") and k in ("llama", "gpt2")],
+)
+def test_heads_of_two_channels_have_one_pair(scheme, kind):
     sizes = {"head_dim": 2} if kind == "llama" else {"hidden_size": 8}
     assert logits(patch_model(tiny(kind, **sizes), scheme, **options(scheme))).isfinite().all()
 
