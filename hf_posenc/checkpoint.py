@@ -168,7 +168,7 @@ def _put_back(section: dict[str, Any], cls: Any, record: Record, kwargs: dict[st
     if given:
         raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
     if "rope_parameters" in section and "rope_parameters" not in record.original:
-        raise PosencError("The posenc record has lost the rope_parameters that the model had before: it is damaged.")
+        raise PosencError("The original of the posenc record lacks rope_parameters: it is damaged.")
     for key, value in record.original.items():
         section[own[key]] = copy.deepcopy(value)
 

@@ -140,7 +140,7 @@ class Link:
         if self.table is None or self.root is None or torch.compiler.is_compiling():
             return None
         table: Any = self.root.get_submodule(self.table)
-        positions: Tensor | None = getattr(table, "seen", None)
+        positions: Tensor | None = getattr(getattr(table, "notes", None), "positions", None)
         if positions is None or positions.ndim != 2:
             return None
         return positions if positions.shape in ((1, states.shape[1]), states.shape[:2]) else None

@@ -29,7 +29,7 @@ from .schemes import Scheme
 from .schemes.rotary import factor_list
 from .sidecar import before_state_dict
 from .sites import Effect, OwnTable, Rotation, Span
-from .tables import Seated, ZeroTable
+from .tables import Notes, Seated, ZeroTable
 
 LOST = (
     "this model was loaded from a patched checkpoint, which does not hold the position table that the model had "
@@ -149,6 +149,8 @@ def _table_edits(stack: Stack, effect: Effect, rows: int, sealed: bool, loaded: 
             module = source.restored(inner, like) if loaded else source.module(inner, like)
             module.sealed = sealed
         module.take_seat_of(native, offset)
+        if effect.rotation is not None and effect.rotation.follows_length:
+            module.notes = Notes()
         edits.append(Swap(site.owner, site.name, module))
     elif source is not None and not isinstance(source, OwnTable):
         first, kind = stack.first_layer, stack.config.model_type

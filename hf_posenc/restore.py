@@ -43,6 +43,9 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
 
 
 def _refuse_other_geometry(where: Places, record: Record) -> None:
+    lacking = sorted(set(original_of(where)) - set(record.original))
+    if lacking:
+        raise PosencError(f"The original of the posenc record lacks {', '.join(lacking)}: it is damaged.")
     said = record.geometry.rope is not None
     if said != where.has_rotary or (said and "rope_parameters" not in record.original):
         raise PosencError(

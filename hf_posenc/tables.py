@@ -30,6 +30,17 @@ class Reader:
         return rows[..., 0].long()
 
 
+class Notes:
+    """The positions of the last pass. No part of a model's state: any two are alike."""
+
+    positions: Tensor | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Notes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Seated(nn.Module):
     """A table in the place of a family's own one: asked as that was, for rows of which `offset` are no positions."""
 
@@ -37,8 +48,8 @@ class Seated(nn.Module):
     reader: Reader | None = None
     sealed: bool = False
     """Whether checkpoints hold one row more than the config says, so that transformers alone refuses them."""
-    seen: Tensor | None = None
-    """The positions that it was last asked for, for attention layers that are not told."""
+    notes: Notes | None = None
+    """Where it writes down what it is asked for, if attention layers that are not told want to know."""
 
     def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
         self.offset = offset
@@ -50,8 +61,8 @@ class Seated(nn.Module):
             rows = self.reader(device, *args, **kwargs)
         else:
             rows = args[0] if args else next(iter(kwargs.values()))
-        if not torch.compiler.is_compiling():
-            self.seen = rows - self.offset
+        if self.notes is not None and not torch.compiler.is_compiling():
+            self.notes.positions = rows - self.offset
         return rows
 
 

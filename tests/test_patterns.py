@@ -240,21 +240,21 @@ def test_streaming_refuses_other_caches():
         model(ids, past_key_values=filled)
 
 
-@pytest.mark.parametrize("scheme", ["window", "sparse"])
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_tables_and_encoders(kind, scheme):
+@pytest.mark.parametrize("name", ["window", "sparse"])
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_tables_and_encoders(family, name):
     """Against an explicit mask on the unpatched model, in float and 4-D."""
-    model, ids = tiny(kind), tokens(2, 30)
-    options = dict(window=5) if scheme == "window" else dict(window=5, global_tokens=2, stride=7)
+    model, ids = tiny(family), tokens(2, 30)
+    options = dict(window=5) if name == "window" else dict(window=5, global_tokens=2, stride=7)
     i, j = torch.arange(30)[:, None], torch.arange(30)
     seen = (i - j).abs() < 5
-    if scheme == "sparse":
+    if name == "sparse":
         seen = seen | (i < 2) | (j < 2) | ((i - j) % 7 == 0)
-    if kind == "gpt2":
+    if family == "gpt2":
         seen = seen & (j <= i)
     mask = torch.zeros(30, 30).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None].expand(2, 1, 30, 30)
     meant = logits(model, ids, attention_mask=mask)
-    patch_model(model, scheme, **options)
+    patch_model(model, name, **options)
     check_model(model)
     torch.testing.assert_close(logits(model, ids), meant, atol=1e-4, rtol=1e-4)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import platform
+import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
@@ -16,18 +15,22 @@ from rich.console import Console
 from rich.table import Table
 
 from ..checkpoint import load, tokenizer_of
+from ..describe import bare
 from ..files import find, read_json
+from ..patch import is_patched
 from ..registry import PosencError, suggestion
 from .compare import Standing, compare, doublings, standings
 from .needles import Retrieval
-from .perplexity import Reading
-from .report import SUFFIXES
-from .report import write as write_report
+from .outputs import refuse_outputs, write
+from .perplexity import PROTOCOLS, Reading
+from .results import Results, fingerprint
 from .rows import Row
-from .runs import Options, evaluate, trained_length
+from .runs import TASKS, Options, evaluate, identity, trained_length
 from .texts import parsed_length, parsed_lengths, read_documents
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNHEEDED = ("scored", "stride")
+"""Settings with a default, that not all protocols heed."""
 
 Model = Annotated[str, typer.Argument(help="a checkpoint or adapter: directory or hub name")]
 Text = Annotated[list[str] | None, typer.Option(help="a text file, a document each; more than once")]
@@ -37,8 +40,8 @@ Tasks = Annotated[
 ]
 ProtocolName = Annotated[str, typer.Option(help="last, sliding, whole or yarn")]
 Windows = Annotated[int | None, typer.Option(help="of `last`; 20 or what the text has room for, unless given")]
-Scored = Annotated[int, typer.Option(help="tokens at the end of each window of `last`")]
-Stride = Annotated[int, typer.Option(help="of `sliding` and `yarn`")]
+Scored = Annotated[int | None, typer.Option(help="tokens at the end of each window of `last`; 64 unless given")]
+Stride = Annotated[int | None, typer.Option(help="of `sliding` and `yarn`; 256 unless given")]
 MaxTokens = Annotated[str | None, typer.Option(help="of each document, for `sliding` and `yarn`; all unless given")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="`yarn` over one window a document")]
 Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="open windows with BOS; as the tokenizer does")]
@@ -63,8 +66,8 @@ def eval_command(
     tasks: Tasks = None,
     protocol: ProtocolName = "last",
     windows: Windows = None,
-    scored: Scored = 64,
-    stride: Stride = 256,
+    scored: Scored = None,
+    stride: Stride = None,
     max_tokens: MaxTokens = None,
     truncate: Truncate = False,
     bos: Bos = None,
@@ -86,27 +89,30 @@ def eval_command(
     force: Force = False,
 ) -> None:
     """Measure how far a checkpoint, adapter or hub model can read."""
-    options = chosen(locals(), parsed_lengths(lengths), "" if harness else "perplexity")
-    refuse_report(report)
+    given, reached = locals(), parsed_lengths(lengths)
+    options = chosen(given, reached, "" if harness else "perplexity")
+    refuse_outputs(json_file, report, out)
     live, words = loaded(model, device, dtype, base), tokenizer_for(model, tokenizer, base)
+    refuse_unheeded(given, options, is_patched(bare(live)) and bool(text))
+    if harness:
+        from .harness import evaluate_harness, planned  # lm-eval takes seconds to import, and is an extra
+
+        planned(live, words, harness, reached, samples)
     rows: list[Row] = []
+    run: dict[str, Any] = {}
     if options is not None:
         documents = read_documents(text, words) if text else []
         other = loaded(reference, device, dtype, None) if reference else None
         rows += evaluate(
-            live,
-            words,
-            documents,
-            options=options,
-            reference=other,
-            out=out,
-            force=force,
+            live, words, documents, options=options, reference=other, out=out, force=force,
             quiet=not sys.stderr.isatty(),
-        )
+        )  # fmt: skip
+        run = identity(live, words, documents, options, other)
     if harness:
-        from .harness import evaluate_harness  # lm-eval takes seconds to import, and is an extra
-
-        rows += evaluate_harness(live, words, harness, parsed_lengths(lengths), samples=samples)
+        kept = Results(out, run or fingerprint(live, words, (), {}))
+        rows += evaluate_harness(
+            live, words, harness, reached, samples=samples, batch_size=batch_size or 1, results=kept
+        )
     show(rows)
     write(rows, json_file, report, {"model": model, "text": text, "trained_length": trained_length(live)})
 
@@ -120,8 +126,8 @@ def compare_command(
     tasks: Tasks = None,
     protocol: ProtocolName = "last",
     windows: Windows = None,
-    scored: Scored = 64,
-    stride: Stride = 256,
+    scored: Scored = None,
+    stride: Stride = None,
     max_tokens: MaxTokens = None,
     truncate: Truncate = False,
     bos: Bos = None,
@@ -139,11 +145,13 @@ def compare_command(
     force: Force = False,
 ) -> None:
     """Patch one model with each scheme in turn, and rank them as far as error bars allow."""
-    refuse_report(report)
+    given = locals()
+    refuse_outputs(json_file, report, out)
     live, words = loaded(model, device, dtype, None), tokenizer_for(model, tokenizer, None)
     target = parsed_length(target_length)
     reached = parsed_lengths(lengths) if lengths else doublings(trained_length(live), target)
-    options = chosen(locals(), reached, "perplexity")
+    options = chosen(given, reached, "perplexity")
+    refuse_unheeded(given, options, taxed=True)
     rows = compare(
         live, words, schemes, read_documents(text or [], words), target_length=target, options=options, out=out,
         force=force, quiet=not sys.stderr.isatty(),
@@ -159,12 +167,15 @@ COMMANDS: dict[str, Callable[..., None]] = {"eval": eval_command, "compare": com
 def chosen(given: Mapping[str, Any], lengths: Sequence[int], tasks: str) -> Options | None:
     """The options of a command; None if nothing of ours is asked for."""
     names = tuple(filter(None, (name.strip() for name in (given["tasks"] or tasks).split(","))))
+    if not names and not given.get("harness"):
+        raise PosencError(
+            f"--tasks {given['tasks']!r} names no task. Take some of {', '.join(TASKS)}, or leave it out."
+        )
     if not names:
         return None
     reading = Reading(
+        **{name: given[name] for name in UNHEEDED if given[name] is not None},
         windows=given["windows"],
-        scored=given["scored"],
-        stride=given["stride"],
         max_tokens=parsed_length(given["max_tokens"]) if given["max_tokens"] else None,
         truncate=given["truncate"],
         batch_size=given["batch_size"],
@@ -184,6 +195,36 @@ def chosen(given: Mapping[str, Any], lengths: Sequence[int], tasks: str) -> Opti
     )
 
 
+def refuse_unheeded(given: Mapping[str, Any], options: Options | None, taxed: bool) -> None:
+    """Raise for settings that somebody gave, and no task would heed."""
+    for name in UNHEEDED if options else ():
+        assert options is not None
+        elsewhere = name == "scored" and (taxed or "loss_by_position" in options.tasks)
+        if given[name] is not None and name not in PROTOCOLS[options.protocol].takes and not elsewhere:
+            heeding = ", ".join(p for p, protocol in PROTOCOLS.items() if name in protocol.takes)
+            raise PosencError(
+                f"The protocol {options.protocol!r} does not heed --{name}; {heeding} would. Leave it out."
+            )
+    if options is None and given["reference"] is not None:
+        raise PosencError("--reference is for the short-context tax, and no task of ours is asked for. Leave it out.")
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """transformers cannot check the parameters of a sealed checkpoint, and says so; nobody need act on it."""
+
+    def useful(record: logging.LogRecord) -> bool:
+        return "'rope_type'='hf_posenc'" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    logger.addFilter(useful)
+    try:
+        yield
+    finally:
+        logger.removeFilter(useful)
+
+
+@hushed()
 def loaded(path: str, device: str, dtype: str, base: str | None) -> Any:
     """The model, on its device."""
     if dtype not in (*DTYPES, "auto"):
@@ -197,6 +238,7 @@ def loaded(path: str, device: str, dtype: str, base: str | None) -> Any:
         raise PosencError(f"The model cannot be put on {device!r}: {error}") from None
 
 
+@hushed()
 def tokenizer_for(path: str, given: str | None, base: str | None) -> Any:
     """The tokenizer of a model or adapter, or the one that was named; None if there is none."""
     if given is not None:
@@ -206,12 +248,6 @@ def tokenizer_for(path: str, given: str | None, base: str | None) -> Any:
         return found
     adapter = find(path, "adapter_config.json", {})
     return tokenizer_of(path, base, read_json(adapter).get("base_model_name_or_path") if adapter else None)
-
-
-def refuse_report(path: str | None) -> None:
-    """Before hours are spent on what cannot be written."""
-    if path is not None and Path(path).suffix.lower() not in SUFFIXES:
-        raise PosencError(f"A report cannot be written as {path!r}: name it with one of {', '.join(SUFFIXES)}.")
 
 
 def number(value: float, error: float | None) -> str:
@@ -260,16 +296,3 @@ def show_standings(rows: Sequence[Row]) -> None:
             table.add_row(scheme, *(taxes.get((scheme, length), "-") for length in lengths))
         console.print("\nLoss above the unpatched model's, at and below the trained length, paired:")
         console.print(table)
-
-
-def write(rows: Sequence[Row], json_file: str | None, report: str | None, about: dict[str, Any]) -> None:
-    if json_file is not None:
-        Path(json_file).write_text(json.dumps([row.to_dict() for row in rows], indent=1) + "\n", encoding="utf-8")
-    if report is not None:
-        told = {
-            **about,
-            "text": ", ".join(Path(name).name for name in about["text"] or []),
-            "command": "hf-posenc " + " ".join(sys.argv[1:]),
-            "versions": f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}",
-        }
-        write_report(rows, report, told)

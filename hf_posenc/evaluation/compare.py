@@ -105,14 +105,13 @@ def compare(
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
     trained = trained_length(model)
     options = options or Options(lengths=doublings(trained, target_length))
-    material = Material(tokenizer, documents, options, trained)
-    prepared(model, material, force)
+    material = prepared(model, Material(tokenizer, documents, options, trained, bool(documents)), force)
     for entry in entries:  # before an hour is spent on the first of them
         patched(model, entry, target_length)
         unpatch_model(model)
     jobs = unique([*material.jobs(), *material.tax_jobs()])
     identity = {**options.identity(), "schemes": [entry.label for entry in entries], "target_length": target_length}
-    results = Results(out, fingerprint(model, documents, identity))
+    results = Results(out, fingerprint(model, tokenizer, documents, identity))
     names = [UNPATCHED, *(entry.label for entry in entries)]
     with progress_bar([(name, job) for name in names for job in jobs], results, quiet) as bar:
         rows = perform(model, UNPATCHED, within_reach(model, UNPATCHED, jobs), results, bar.update)
@@ -132,7 +131,10 @@ def patched(model: Any, entry: Entry, target_length: int) -> None:
     given = dict(entry.options)
     if not {"target_length", "factor"} & set(given) or entry.scheme == "dynamic_ntk":
         given.setdefault("target_length", target_length)  # dynamic_ntk's factor is head-room, not a length
-    patch_model(model, entry.scheme, existing=given.pop("existing", "extend"), **given)
+    try:
+        patch_model(model, entry.scheme, existing=given.pop("existing", "extend"), **given)
+    except PosencError as error:
+        raise type(error)(f"{entry.label}: {error}") from None
 
 
 def within_reach(model: Any, scheme: str, jobs: Sequence[Job]) -> list[Job]:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..registry import PosencError, suggestion
+from .results import Results
 from .retrieval import accuracy
 from .rows import Row
 from .runs import refuse_beyond_reach, scheme_of
+from .texts import refuse_missing
 
 if TYPE_CHECKING:
     from .harness_model import PatchedLM
@@ -40,28 +42,39 @@ SEED = 0
 
 
 def evaluate_harness(
-    model: Any, tokenizer: Any, group: str, lengths: Sequence[int], *, samples: int = 50, batch_size: int = 1
+    model: Any,
+    tokenizer: Any,
+    group: str,
+    lengths: Sequence[int],
+    *,
+    samples: int = 50,
+    batch_size: int = 1,
+    results: Results | None = None,
 ) -> list[Row]:
     """A row for each task of `group` (a suite, a group of its tasks, or task names with commas) at each length.
 
     Every task and length draws its documents anew from the same seed, so that all models and schemes meet the same.
     No prompt is cut: `details["tokens"]` says how long they were. LongBench's documents have their own lengths and go
-    to the smallest of `lengths` that holds them; the rest is counted as `too_long`.
+    to the smallest of `lengths` that holds them; the rest is counted as `too_long`. What `results` has is not made
+    again, and what is made is added to them.
     """
-    return list(harness_rows(model, tokenizer, group, lengths, samples=samples, batch_size=batch_size))
+    kept = results or Results(None, {})
+    return list(harness_rows(model, tokenizer, group, lengths, samples=samples, batch_size=batch_size, results=kept))
 
 
 def harness_rows(
-    model: Any, tokenizer: Any, group: str, lengths: Sequence[int], *, samples: int = 50, batch_size: int = 1
+    model: Any,
+    tokenizer: Any,
+    group: str,
+    lengths: Sequence[int],
+    *,
+    samples: int,
+    batch_size: int,
+    results: Results,
 ) -> Iterator[Row]:
     """The rows of `evaluate_harness` as they come."""
-    wanted = sorted(set(lengths))
-    if not wanted or samples < 1:
-        raise PosencError(f"A harness needs lengths and at least one sample; got {list(lengths)} and {samples}.")
+    tasks, wanted = planned(model, tokenizer, group, lengths, samples)
     lm = wrapped(model, tokenizer, batch_size)
-    tasks = task_names(group)
-    refuse_meaningless(tasks, wanted)
-    refuse_endless(tasks, wanted, tokenizer)
     scheme = scheme_of(model)
     with saved(tokenizer) as folder:
         for name in tasks:
@@ -69,24 +82,46 @@ def harness_rows(
                 loaded(name, wanted[0], folder)  # what cannot be had is said now, not after hours
         for name in tasks:
             for low, length in zip([0, *wanted], wanted, strict=False):
-                row = measured(lm, name, (low, length), folder, samples)
-                if row is not None:
-                    yield Row(**{**row, "scheme": scheme})
+                key = f"{scheme}/harness/{name}/{low}-{length}/{samples}"
+                if key not in results.done:
+                    row = measured(lm, name, (low, length), folder, samples)
+                    results.add(key, [] if row is None else [Row(**{**row, "scheme": scheme})])
+                yield from results.done[key]
 
 
-def wrapped(model: Any, tokenizer: Any, batch_size: int) -> PatchedLM:
+def planned(
+    model: Any, tokenizer: Any, group: str, lengths: Sequence[int], samples: int
+) -> tuple[list[str], list[int]]:
+    """The tasks and lengths in order; raises for what can be known to be wrong before anything runs."""
+    wanted = sorted(set(lengths))
+    if not wanted or samples < 1:
+        raise PosencError(f"A harness needs lengths and at least one sample; got {list(lengths)} and {samples}.")
+    refuse_missing(tokenizer)
     try:
-        from .harness_model import PatchedLM
+        from . import harness_model  # noqa: F401  an extra
     except ImportError as error:
         raise PosencError(
             f"{error.name or error} is not installed, which RULER, LongBench and BABILong run through: "
             "pip install 'hf-posenc[eval]'."
         ) from None
+    refuse_mute(model)
+    tasks = task_names(group)
+    refuse_meaningless(tasks, wanted)
+    refuse_endless(tasks, wanted, tokenizer)
+    return tasks, wanted
+
+
+def refuse_mute(model: Any) -> None:
     if not model.can_generate():
         raise PosencError(
             f"{type(model).__name__} does not generate, and these suites score what a model writes: give them a "
             "causal language model."
         )
+
+
+def wrapped(model: Any, tokenizer: Any, batch_size: int) -> PatchedLM:
+    from .harness_model import PatchedLM
+
     with quiet():
         return PatchedLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
 

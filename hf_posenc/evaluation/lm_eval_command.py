@@ -34,9 +34,18 @@ def run_lm_eval(args: list[str]) -> None:
         if getattr(given, "command", None) == "run":
             refuse_traps(given)
         with without_absent_lengths(lm_eval):
-            command.execute(given)
+            execute(command, given)
     finally:
         sys.argv = before
+
+
+def execute(command: Any, given: argparse.Namespace) -> None:
+    try:
+        command.execute(given)
+    except ValueError as error:
+        if "Tasks not found" not in str(error):
+            raise
+        raise PosencError(f"lm-eval: {error}. `hf-posenc lm-eval ls tasks` lists those that it knows.") from None
 
 
 def refuse_traps(given: argparse.Namespace) -> None:

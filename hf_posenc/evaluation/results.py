@@ -21,11 +21,16 @@ SAMPLES = 64
 """Values of each weight that tell it from others."""
 
 
-def fingerprint(model: Any, documents: Sequence[Document], options: dict[str, Any]) -> dict[str, Any]:
+PROBES = ("On day 7 the cat went home.", "  x = [1, 22, 333]\n\n", "Äpfel, 漢字 and 🙂")
+"""Texts that tell a tokenizer from others."""
+
+
+def fingerprint(model: Any, tokenizer: Any, documents: Sequence[Document], options: dict[str, Any]) -> dict[str, Any]:
     """What makes a run the same run."""
     return {
         "model": model_digest(model),
-        "text": {document.name: document.digest for document in documents},
+        "tokenizer": tokenizer_digest(tokenizer),
+        "text": [[document.name, document.digest] for document in documents],  # windows depend on their order
         "options": json.loads(json.dumps(options)),
     }
 
@@ -42,6 +47,12 @@ def model_digest(model: Any) -> str:
         found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         found.update(taken.to(torch.float32).cpu().numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Of its class, its size and what it makes of a few texts."""
+    encoded = [list(tokenizer(text)["input_ids"]) for text in PROBES]
+    return f"{type(tokenizer).__name__} {len(tokenizer)} {hashlib.sha256(repr(encoded).encode()).hexdigest()[:16]}"
 
 
 class Results:
@@ -67,16 +78,22 @@ class Results:
                 lines.append(json.loads(line))
             except ValueError:
                 raise PosencError(f"{path} is damaged at line {number}. Write to another file.") from None
-        if not lines or not isinstance(lines[0], dict) or lines[0].get("format") != FORMAT:
+        first = lines[0] if lines and isinstance(lines[0], dict) else {}
+        if first.get("format") != FORMAT or not isinstance(first.get("run"), dict):
             raise PosencError(
                 f"{path} is there and holds no results of this format ({FORMAT}). Write to another file."
             )
-        refuse_other_run(path, lines[0]["run"], identity)
+        refuse_other_run(path, first["run"], identity)
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                self.done[line["job"]] = [Row.from_dict(row) for row in line["rows"]]
+            except (KeyError, TypeError):
+                raise PosencError(
+                    f"{path} holds no job with its rows at line {number}. Write to another file."
+                ) from None
         if len(whole) < len(data):
             with path.open("r+b") as file:
                 file.truncate(len(whole))
-        for line in lines[1:]:
-            self.done[line["job"]] = [Row.from_dict(row) for row in line["rows"]]
 
     def add(self, job: str, rows: Sequence[Row]) -> None:
         self.done[job] = list(rows)

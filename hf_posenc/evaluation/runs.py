@@ -12,15 +12,14 @@ from torch import nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ..describe import bare, describe, live_table
-from ..families import Places, places
 from ..measure import own_length
 from ..patch import is_patched
-from ..registry import PosencError, UnsupportedModel, suggestion
+from ..registry import PosencError, suggestion
 from .budget import estimate, refuse_oversized
-from .losses import refuse_not_causal, vocabulary_of
+from .losses import found_places, refuse_not_causal, vocabulary_of
 from .needles import MAKERS, Retrieval, trials
 from .perplexity import PROTOCOLS, Progress, Reading, cut, loss_by_position, perplexity, protocol_of, rows_together
-from .results import Results, fingerprint
+from .results import Results, fingerprint, model_digest
 from .retrieval import retrieval
 from .rows import Row
 from .tax import UNPATCHED, positions_undone, tax_lengths, tax_rows
@@ -47,7 +46,8 @@ class Options:
         for task in self.tasks:
             if task not in TASKS:
                 raise PosencError(f"Unknown task {task!r}.{suggestion(task, list(TASKS))}")
-        protocol_of(self.protocol, self.reading)
+        if protocol_of(self.protocol, self.reading).opens and self.bos is False:
+            raise PosencError(f"The protocol {self.protocol!r} opens each window with BOS: leave --no-bos out.")
 
     def identity(self) -> dict[str, Any]:
         """What figures depend on: not how many tokens go through at once."""
@@ -76,6 +76,8 @@ class Material:
     options: Options
     trained: int
     """The length that the model was trained at."""
+    taxed: bool = False
+    """Whether the short-context tax will be measured, which reads at and below the trained length."""
 
     @property
     def longest(self) -> int:
@@ -83,7 +85,7 @@ class Material:
 
     @property
     def tax_lengths(self) -> list[int]:
-        return tax_lengths(self.trained, self.options.reading.scored) if self.documents else []
+        return tax_lengths(self.trained, self.options.reading.scored) if self.taxed else []
 
     def bos(self, protocol: str) -> int | None:
         wanted = True if PROTOCOLS[protocol].opens else self.options.bos
@@ -172,14 +174,6 @@ def trained_length(model: Any) -> int:
     return length
 
 
-def found_places(model: Any) -> Places | None:
-    """Where positions enter a model; None for one that cannot be patched, but evaluated all the same."""
-    try:
-        return places(model)
-    except UnsupportedModel:
-        return None
-
-
 def reach(model: Any) -> int | None:
     """Where the positions of a model end; None if they do not, or that is not known."""
     where = found_places(bare(model))
@@ -199,15 +193,31 @@ def refuse_beyond_reach(model: Any, length: int) -> None:
         )
 
 
-def prepared(model: Any, material: Material, force: bool) -> None:
-    """Raise for whatever would go wrong later."""
+def prepared(model: Any, material: Material, force: bool) -> Material:
+    """What can be read; raises for whatever would go wrong later."""
     refuse_missing(material.tokenizer)
     refuse_not_causal(model)
     refuse_strange_tokens(material.documents, vocabulary_of(model))
+    material = affordable(material)
     reading, length = material.options.reading, material.longest
     rows = reading.batch_size or rows_together(length, model.device.type)
     cached = reading.step is not None or any(task in MAKERS for task in material.options.tasks)
     refuse_oversized(model, estimate(model, rows, length, reading.chunk, cached), force)
+    return material
+
+
+def affordable(material: Material) -> Material:
+    """Without the tax, where only the tax would need more text than there is."""
+    if material.taxed and material.trained > max(material.options.lengths):
+        try:
+            material.tax_jobs()
+        except PosencError as error:
+            warnings.warn(
+                f"The short-context tax is not measured: it reads at the trained length, {material.trained}. {error}",
+                stacklevel=4,
+            )
+            return replace(material, taxed=False)
+    return material
 
 
 def perform(model: Any, scheme: str, jobs: Sequence[Job], results: Results, bar: Progress) -> list[Row]:
@@ -250,24 +260,34 @@ def evaluate(
     JSONL file that rows are appended to, and from which an interrupted run goes on.
     """
     model.eval()
-    material = Material(tokenizer, documents, options, trained_length(model))
-    prepared(model, material, force)
+    scheme = scheme_of(model)
+    due = scheme != UNPATCHED and bool(documents)
+    if reference is not None and not due:
+        raise PosencError(
+            "A reference is what the short-context tax is measured against, and none is due: "
+            f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
+        )
+    material = prepared(model, Material(tokenizer, documents, options, trained_length(model), due), force)
     refuse_beyond_reach(model, max(options.lengths))
-    scheme, taxed = scheme_of(model), []
-    jobs = material.jobs()
-    if scheme != UNPATCHED and documents:
-        taxed = material.tax_jobs()
-    own = unique([*jobs, *taxed])
-    identity = options.identity()
-    if reference is not None:
-        identity["reference"] = fingerprint(reference.eval(), (), {})["model"]
-    results = Results(out, fingerprint(model, documents, identity))
+    taxed = material.tax_jobs()
+    own = unique([*material.jobs(), *taxed])
+    results = Results(out, identity(model, tokenizer, documents, options, reference))
     with progress_bar([*((scheme, job) for job in own), *((UNPATCHED, job) for job in taxed)], results, quiet) as bar:
         rows = perform(model, scheme, own, results, bar.update)
         if taxed:
             rows += unpatched_rows(model, reference, taxed, results, bar.update)
             rows += kept(results, f"{scheme}/tax", tax_rows(rows, material.trained))
     return rows
+
+
+def identity(
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None
+) -> dict[str, Any]:
+    """What makes an evaluation the same one."""
+    values = options.identity()
+    if reference is not None:
+        values["reference"] = model_digest(reference.eval())
+    return fingerprint(model, tokenizer, documents, values)
 
 
 def unpatched_rows(model: Any, reference: Any, jobs: Sequence[Job], results: Results, bar: Progress) -> list[Row]:

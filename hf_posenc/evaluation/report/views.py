@@ -108,7 +108,7 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
             chance = [row.details["chance"] for row in group if row.details.get("chance")]
             found.append(
                 Grid(task=task, protocol=protocol, scheme=scheme, lengths=lengths, depths=depths, cells=cells,
-                     chance=span(chance) if chance else "")
+                     chance=span([round(value, 2) for value in chance]) if chance else "")
             )  # fmt: skip
     return found
 
