@@ -24,7 +24,7 @@ from .patch import EXISTING
 from .records import Record
 from .registry import PosencError, suggestion
 from .render import plan
-from .restore import restore
+from .restore import refuse_other_geometry, restore
 from .rotary import built
 from .schemes import Scheme, scheme_from
 from .sidecar import FILE
@@ -91,6 +91,7 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     if record is None or "posenc" in raw:
         return describe(_described(raw)), settings
     model, places_ = _skeleton(raw)
+    refuse_other_geometry(places_, record)
     plan(places_, record.scheme, record.geometries).apply()
     return describe(model), settings
 

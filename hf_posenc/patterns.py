@@ -44,11 +44,10 @@ class Pattern:
     def _apart(query: Tensor, key: Tensor) -> Tensor:
         return query[:, :, None] - key[:, None, :]
 
-    def sharpness(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """What each query's scores are multiplied by, (batch or 1, queries): n is how much text it can look at."""
+    def sharpness(self, length: Tensor) -> Tensor | None:
+        """What the scores of queries are multiplied by that can look at so much text."""
         if self.trained is None:
             return None
-        length = query + 1 if self.causal else (key.amax(-1, keepdim=True) + 1).expand_as(query)
         return (length.float().clamp(min=2).log() / math.log(self.trained)).clamp(min=1.0)
 
 

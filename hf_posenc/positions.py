@@ -269,7 +269,8 @@ def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int
     shared, (count, first) = link.shared, sizes
     decoding = isinstance(shared.rotation, FollowingRotation) and positions.shape[1] == 1
     if link.first:
-        remember(cache, positions, start, first + count, batch)
+        slots = [getattr(layer, "max_cache_len", 0) for layer in cache.layers]  # static ones may differ in size
+        remember(cache, positions, start, max(first + count, *slots), batch)
         if decoding:  # one stage a row: the angles are the same in all layers
             stage = shared.rotation.stage(positions[:, 0] + 1)
             every = shared.angles(cache.posenc_positions, stage)
@@ -290,10 +291,15 @@ def forgetting_call(cache: Any, slot: int, positions: Tensor, states: Tensor, ma
     assert isinstance(pattern, Banded) and pattern.far is not None and pattern.far.first is not None
     if link.first:
         here = positions.expand(len(states), -1)
-        if mask is not None and length > 1:  # padding is what the last token does not see
+        if mask is not None:  # padding is what the last token does not see
             real = mask[:, 0, -1, -length:]
             here = torch.where(real if real.dtype == torch.bool else real == 0, here, EMPTY)
         held = getattr(cache, "posenc_positions", None) if layer.given else None
+        if held is not None and len(held) != len(here):
+            raise PosencError(
+                f"The cache holds the positions of {len(held)} rows, and {len(here)} are read now: rows were added or "
+                "taken away in a way that loses them. Fill a new cache."
+            )
         every = here if held is None else torch.cat([held, here], -1)
         cache.posenc_keep = kept_slots(every, pattern.far.first, pattern.window - 1)
         cache.posenc_seen = every

@@ -20,7 +20,7 @@ from .render import original_of, plan
 def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
     """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
     where = places(model)
-    _refuse_other_geometry(where, record)
+    refuse_other_geometry(where, record)
     # A file keeps its keys in the order of the alphabet, the model its groups in their own.
     ordered = {g.name: record.geometries[g.name] for g in where.groups() if g.name in record.geometries}
     record = replace(record, geometries=ordered)
@@ -32,7 +32,7 @@ def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None
 def apply_record(model: PreTrainedModel, record: Record) -> None:
     """Patch an original model as a record says; raises if it is not the original that the record was made on."""
     where = places(model)
-    _refuse_other_geometry(where, record)
+    refuse_other_geometry(where, record)
     if record.original != original_of(where):
         raise PosencError(
             f"The patch was made on a model whose config had {record.original}, and this one has "
@@ -42,7 +42,7 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
     check_model(model)
 
 
-def _refuse_other_geometry(where: Places, record: Record) -> None:
+def refuse_other_geometry(where: Places, record: Record) -> None:
     lacking = sorted(set(original_of(where)) - set(record.original))
     if lacking:
         raise PosencError(f"The original of the posenc record lacks {', '.join(lacking)}: it is damaged.")

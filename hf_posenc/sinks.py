@@ -79,7 +79,9 @@ def kept_slots(positions: Tensor, first: int, recent: int) -> Tensor | None:
     if length <= first + recent:
         return None
     slots = torch.arange(length, device=positions.device).expand_as(positions)
-    older = slots[:, : length - recent]
-    order = torch.where(positions[:, : length - recent] == EMPTY, older + length, older).sort(-1)
-    sinks = order.indices[:, :first]
-    return torch.cat([sinks, slots[:, length - recent :]], -1)
+    empty = positions == EMPTY
+    order = torch.where(empty, slots - length, slots).sort(-1).indices  # padding first, the text as it was
+    padding = empty.sum(-1, keepdim=True)
+    start = torch.where(length - padding > first + recent, padding, length - first - recent)
+    sinks = order.gather(1, start + torch.arange(first, device=positions.device))
+    return torch.cat([sinks, order[:, length - recent :]], -1)

@@ -76,7 +76,7 @@ def attend_in_zones(
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
-    sharper = pattern.sharpness(at, keys_at)
+    sharper = pattern.sharpness(_text_length(work))
     if sharper is not None:
         work = work._replace(query=query * sharper[:, None, :, None].to(query.dtype))
     if not weighs and mask is None and _plain(work) and call.without_gaps(False):
@@ -85,8 +85,20 @@ def attend_in_zones(
     return _in_blocks(work, causal and mask is None, weighs)
 
 
+def _text_length(work: Work) -> Tensor:
+    """How much text each query can look at: up to itself, or all that is no padding, (batch or 1, queries)."""
+    if work.pattern.causal:
+        return work.at + 1
+    if work.mask is None:
+        return torch.full_like(work.at, work.key.shape[2])
+    seen = work.mask if work.mask.dtype == torch.bool else work.mask == 0
+    return seen[:, 0].any(1).sum(-1, keepdim=True).expand(-1, work.at.shape[1])
+
+
 def _plain(work: Work) -> bool:
     """Whether the way by triangles fits: one text without holes, from its first token on, and no gradient."""
+    if torch.compiler.is_compiling():
+        return False
     square = work.query.shape[2] == work.key.shape[2] > 1 and work.query.shape[3] == work.value.shape[3]
     bare = work.dropout == 0.0 and work.softcap is None and work.sinks is None
     cpu = work.query.device.type == "cpu" and not torch.is_grad_enabled()
@@ -96,27 +108,26 @@ def _plain(work: Work) -> bool:
 def _in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:
     length = work.query.shape[2]
     starts = range(0, length, length if weighs else BLOCK)
-    run: Callable[..., tuple[Tensor, Tensor]] = partial(_block, work, causal)
+    run: Callable[..., tuple[Tensor, Tensor | None]] = partial(_block, work, causal, weighs)
     if torch.is_grad_enabled() and len(starts) > 1:
         run = partial(checkpoint, run, use_reentrant=False)
-    parts = [run(start, min(start + BLOCK, length) if not weighs else length) for start in starts]
-    output = torch.cat([part for part, _ in parts], 2).transpose(1, 2).contiguous()
+    # From the end: later blocks see more, and what they leave behind is large enough for the others.
+    parts = [run(start, min(start + BLOCK, length) if not weighs else length) for start in reversed(starts)]
+    output = torch.cat([part for part, _ in reversed(parts)], 2).transpose(1, 2).contiguous()
     return output, parts[0][1] if weighs else None
 
 
-def _block(work: Work, causal: bool, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """Queries start..end over the keys that any of them sees."""
+def _block(work: Work, causal: bool, weighs: bool, start: int, end: int) -> tuple[Tensor, Tensor | None]:
+    """Queries start..end over the keys that any of them sees, or over all keys where weights are wanted."""
     part = slice(start, end)
     at, keys_at = work.at[:, part], work.keys_at
     mask = None if work.mask is None else work.mask[:, :, part, : keys_at.shape[1]]
     chosen: Any = slice(None)
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and not weighs:
         seen = work.pattern.visible(at, keys_at).any(0).any(0)
         chosen = slice(None) if bool(seen.all()) else seen.nonzero()[:, 0]
     key, value, keys_at = work.key[:, :, chosen], work.value[:, :, chosen], keys_at[:, chosen]
     scores = zone_scores(work, work.query[:, :, part], key, at, keys_at)
-    if work.softcap is not None:
-        scores = torch.tanh(scores / work.softcap) * work.softcap
     least = torch.finfo(scores.dtype).min
     if mask is not None:
         mask = mask[..., chosen]
@@ -130,7 +141,7 @@ def _block(work: Work, causal: bool, start: int, end: int) -> tuple[Tensor, Tens
     else:
         weights = scores.softmax(-1)
     weights = F.dropout(weights.to(value.dtype), p=work.dropout)
-    return weights @ value, weights
+    return weights @ value, weights if weighs else None
 
 
 def zone_scores(work: Work, query: Tensor, key: Tensor, at: Tensor, keys_at: Tensor) -> Tensor:
@@ -142,6 +153,8 @@ def zone_scores(work: Work, query: Tensor, key: Tensor, at: Tensor, keys_at: Ten
             q = rotate(query, work.shared.angles(zone.query), work.shared.layout)
             k = rotate(key, work.shared.angles(zone.key), work.shared.layout)
         here = (q @ k.transpose(2, 3)).float() * work.scaling
+        if work.softcap is not None:
+            here = torch.tanh(here / work.softcap) * work.softcap
         other = torch.finfo(torch.float32).min if scores is None else scores
         scores = torch.where(zone.seen[:, None], here, other)
     assert scores is not None

@@ -1,7 +1,9 @@
 """Evaluation as a user meets it: `hf-posenc eval` and `compare`, their refusals and their interruptions."""
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +17,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 
-from hf_posenc import load, patch_model, save
+from hf_posenc import PosencError, load, patch_model, save
 from hf_posenc.cli import app
-from hf_posenc.evaluation import commands
+from hf_posenc.evaluation import Options, commands, evaluate, read_documents
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
@@ -154,6 +156,13 @@ def test_reports_are_of_the_kind_that_is_named(asked, tmp_path, name, opening):
     assert opening.startswith(b"\x89") or b"yarn" in written
 
 
+def test_a_page_of_a_comparison_has_places(asked, tmp_path):
+    done, _ = asked("compare", "plain", "--schemes", "yarn", "--target-length", 64, "--report", tmp_path / "a.html")
+    assert done.exit_code == 0, done.stderr
+    page = (tmp_path / "a.html").read_text()
+    assert re.search(r"</small> \([12](-2)?\)</td>", page) and "In brackets" in page
+
+
 # What is refused, before anything is spent
 
 
@@ -231,7 +240,91 @@ def test_streaming_is_asked_for_passkeys(asked):
     assert done.exit_code == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "name, more, told",
+    [
+        ("plain", ("--reference", "plain"), "the model is not patched"),
+        ("plain", ("--protocol", "yarn", "--no-bos"), "leave --no-bos out"),
+        ("plain", ("--stride", 8), "does not heed --stride; sliding, yarn would"),
+        ("plain", ("--protocol", "whole", "--scored", 8), "does not heed --scored; last would"),
+        ("plain", ("--report", "no/a.html"), "no directory"),
+        ("plain", ("--out", "no/a.jsonl"), "no directory"),
+        ("plain", ("--json", "."), "is a directory"),
+        ("encoder", (), "LongEmbed"),  # not that 64 tokens of 32 cannot be scored
+    ],
+)
+def test_what_would_go_unheeded_or_unwritten_is_told(folder, monkeypatch, name, more, told):
+    monkeypatch.chdir(folder)
+    done = run("eval", name, "--text", "book.txt", "--lengths", 32, *more)
+    assert done.exit_code == 2 and told in done.stderr
+
+
+def test_a_picture_without_matplotlib_is_told_first(asked, no_work, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done, _ = asked("eval", "plain", "--lengths", 64, "--report", tmp_path / "a.png")
+    assert done.exit_code == 2 and "pip install" in done.stderr
+
+
+def test_a_tax_beyond_the_text_is_left_out(folder):
+    words, documents = bytes_tokenizer(), read_documents([folder / "book.txt"], bytes_tokenizer())
+    model = patch_model(reader(max_position_embeddings=131072), "linear", factor=2.0)
+    with pytest.warns(UserWarning, match=r"tax is not measured: .*131072 tokens are needed"):
+        rows = evaluate(model, words, documents, options=Options(lengths=(128,)))
+    assert {(row.task, row.length) for row in rows} == {("perplexity", 128)}
+
+
+def test_a_scheme_that_fails_is_named(asked, no_work):
+    done, _ = asked("compare", "plain", "--schemes", "ntk,yarn:factor=0.5", "--target-length", 64)
+    assert done.exit_code == 2 and "hf-posenc: yarn:factor=0.5: " in done.stderr
+
+
+def test_what_nobody_need_act_on_is_not_logged(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    told = "Missing validation function in 'RotaryEmbeddingConfigMixin' for 'rope_type'='%s'"
+    with commands.hushed():
+        logger.error(told, "hf_posenc")
+        logger.error(told, "other")
+    logger.error(told, "hf_posenc")
+    assert list(dict.fromkeys(record.args for record in caplog.records)) == [("other",), ("hf_posenc",)]
+
+
 # What goes on
+
+
+def test_a_harness_goes_on_too(asked, monkeypatch, tmp_path):
+    pytest.importorskip("lm_eval")
+    from hf_posenc.evaluation import harness
+
+    sizes, measured = [], harness.measured
+
+    def counted(lm, *args):
+        sizes.append(lm.batch_size)
+        return measured(lm, *args)
+
+    monkeypatch.setattr(harness, "measured", counted)
+    more = ("--lengths", 2048, "--tasks", ",", "--harness", "niah_single_1", "--samples", 2)
+    more += ("--batch-size", 2, "--out", tmp_path / "a.jsonl")
+    first, second = asked("eval", "plain", *more), asked("eval", "plain", *more)
+    assert first[0].exit_code == second[0].exit_code == 0, first[0].stderr
+    assert sizes == [2] and first[1] == second[1] and len(first[1]) == 1
+
+
+def test_another_tokenizer_is_another_run(folder, tmp_path):
+    given = {"options": Options(lengths=(96,)), "out": tmp_path / "a.jsonl"}
+    words = bytes_tokenizer()
+    documents = read_documents([folder / "book.txt"], words)
+    evaluate(reader(), words, documents, **given)
+    words.add_tokens(["the cat"])
+    with pytest.raises(PosencError, match="tokenizer changed"):
+        evaluate(reader(), words, documents, **given)
+
+
+def test_lm_eval_tells_unknown_tasks_plainly(folder):
+    pytest.importorskip("lm_eval")
+    given = ("--model", "hf-posenc", "--model_args", f"pretrained={folder / 'plain'}", "--tasks", "nope")
+    done = run("lm-eval", "run", *given)
+    assert done.exit_code == 2 and "nope" in done.stderr
 
 
 def test_only_the_same_run_goes_on(asked, tmp_path):
@@ -257,7 +350,7 @@ def test_texts_in_another_order_are_another_run(folder, tmp_path):
     assert run(*given, other, "--text", book).exit_code == 2
 
 
-@pytest.mark.parametrize("line", ['{"format": 1}', '{"format": 1, "run": 3}'])
+@pytest.mark.parametrize("line", ['{"format": 1}', '{"format": 1, "run": 3}', '{"format": 1, "run": {}}'])
 def test_a_file_that_is_not_ours_is_refused(asked, tmp_path, line):
     (tmp_path / "a.jsonl").write_text(line + "\n")
     done, _ = asked("eval", "plain", "--lengths", 64, "--out", tmp_path / "a.jsonl")

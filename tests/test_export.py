@@ -23,8 +23,8 @@ from hf_posenc.export import describe_checkpoint, patch_checkpoint
 from hf_posenc.grades import CONFIG, SEALED, cells
 
 KINDS = ["llama", "gpt2", "bert"]
-FAMILY = {"llama": "rotary", "gpt2": "gpt2", "bert": "bert"}
-BY_CONFIG = [name for name in SCHEMES if cells()[name, "rotary"] == CONFIG]
+FAMILY = {"llama": "RoPE", "gpt2": "a table", "bert": "a table"}
+BY_CONFIG = [name for name in SCHEMES if cells()[name, "RoPE"] == CONFIG]
 TOKENIZER = {"model_max_length": LENGTH, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up": "naïve"}
 
 
@@ -57,7 +57,9 @@ def command(*arguments):
 def reach(scheme):
     """The options of a scheme as the command line takes them."""
     known = {"factor": "--factor", "target_length": "--target-length"}
-    return [part for name, value in options(scheme).items() for part in (known[name], str(value))]
+    given = options(scheme).items()
+    plain = [part for name, value in given if name in known for part in (known[name], str(value))]
+    return plain + [part for name, value in given if name not in known for part in ("--option", f"{name}={value}")]
 
 
 @pytest.mark.parametrize("form", ["", "-shards"], ids=["whole", "shards"])

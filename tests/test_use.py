@@ -290,7 +290,7 @@ SLIDING = {
 
 
 @pytest.mark.parametrize("kind", SLIDING)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("streaming", "window")])
 def test_decoding_past_a_sliding_window_equals_a_full_pass(scheme, kind):
     model, ids = patched(scheme, kind, **SLIDING[kind]), tokens(2, LONG)
     full = logits(model, ids, use_cache=False)

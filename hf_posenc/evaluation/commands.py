@@ -158,7 +158,9 @@ def compare_command(
     )  # fmt: skip
     show([row for row in rows if row.task not in ("perplexity", "tax")])
     show_standings(rows)
-    write(rows, json_file, report, {"model": model, "text": text, "trained_length": trained_length(live)})
+    ranks = {(s.protocol, s.scheme, s.length): places(s) for s in standings(rows)}
+    about = {"model": model, "text": text, "trained_length": trained_length(live), "places": ranks}
+    write(rows, json_file, report, about)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"eval": eval_command, "compare": compare_command}

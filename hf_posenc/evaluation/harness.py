@@ -98,7 +98,7 @@ def planned(
         raise PosencError(f"A harness needs lengths and at least one sample; got {list(lengths)} and {samples}.")
     refuse_missing(tokenizer)
     try:
-        from . import harness_model  # noqa: F401  an extra
+        from .harness_model import PatchedLM  # noqa: F401  an extra
     except ImportError as error:
         raise PosencError(
             f"{error.name or error} is not installed, which RULER, LongBench and BABILong run through: "

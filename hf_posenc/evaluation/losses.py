@@ -152,14 +152,12 @@ def cacheable(model: Any) -> bool:
     rope = getattr(inner.config, "rope_parameters", None) or {}
     if not is_patched(inner) and rope.get("rope_type") in ("dynamic", "longrope"):
         return False  # transformers' own leave keys in the cache that were turned with old angles
-    if forgets(inner):
-        return False  # what it dropped does not come back when the cache is cut
     taken = inspect.signature(inner.forward).parameters
     return "past_key_values" in taken and not getattr(inner, "_is_stateful", False)
 
 
 def forgets(model: nn.Module) -> bool:
-    """Whether a scheme drops keys from the cache."""
+    """Whether a scheme drops keys from the cache: it can be read over one, but that cannot be cut back."""
     links = [vars(module).get("posenc_link") for module in model.modules()]
     shared = [getattr(link, "shared", None) for link in links if link is not None and link.root is not None]
     return any(getattr(positions, "forgets", False) for positions in shared)

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from ..describe import bare
 from ..registry import PosencError
-from .losses import Pass, cacheable, refuse_broken
+from .losses import Pass, cacheable, forgets, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together
 from .rows import Row
@@ -27,7 +27,7 @@ class Prompted:
     @torch.no_grad()
     def __init__(self, model: Any, ids: Tensor):
         self.model, self.ids, self.length = model, ids, ids.shape[1]
-        self.cache = DynamicCache() if cacheable(model) else None
+        self.cache = DynamicCache() if cacheable(model) and not forgets(bare(model)) else None
         self.logits = Pass(model, ids, 0, self.cache).logits(slice(self.length - 1, self.length)).float()
 
     @torch.no_grad()

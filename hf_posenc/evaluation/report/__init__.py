@@ -30,7 +30,8 @@ def write_report(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]
     """Write one HTML file that needs nothing else.
 
     `about` says what was measured: `model`, `text`, `trained_length`, `command` and `title` have places of their own,
-    and whatever else it holds, such as `versions`, is listed.
+    and whatever else it holds, such as `versions`, is listed. `places` has what to say in brackets beside the loss of
+    a protocol, scheme and length.
     """
     _write(path, page(_some(rows), about).encode())
 

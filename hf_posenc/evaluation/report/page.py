@@ -43,7 +43,7 @@ def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     styles = {scheme: i for i, scheme in enumerate(_styled(rows))}
     trained = about.get("trained_length")
     sections = [
-        _losses(loss_panels(rows), styles, trained),
+        _losses(loss_panels(rows), styles, trained, about.get("places") or {}),
         _positions(position_panels(rows), styles, trained),
         _retrieval(grids(rows), styles),
         _scores(score_panels(rows), styles, trained),
@@ -144,27 +144,37 @@ def _chart(panel: Panel, styles: Mapping[str, int], trained: Any, x_name: str, m
     return desk + _legend([curve.scheme for curve in panel.curves], styles, "phone") + phone
 
 
-def _losses(panels: Sequence[Panel], styles: Mapping[str, int], trained: Any) -> str:
+def _losses(
+    panels: Sequence[Panel], styles: Mapping[str, int], trained: Any, places: Mapping[tuple[str, str, int], str]
+) -> str:
     say = [
         "Lower is better. A curve that stays flat or falls reads on; one that climbs has lost its place.",
         "Bands are one standard error. Arrows above the dashed line are figures off the scale.",
     ]
+    if places:
+        say.append(
+            "In brackets the places that error bars leave a scheme: after the clearly better, before the worse."
+        )
     figures = [
         f"<figure>{_caption(f'Protocol: {panel.protocol}', panel.note)}"
-        f"{_chart(panel, styles, trained, 'length, tokens')}{_matrix(panel)}</figure>"
+        f"{_chart(panel, styles, trained, 'length, tokens')}{_matrix(panel, places)}</figure>"
         for panel in panels
     ]
     return section("Loss against length", say, "".join(figures)) if figures else ""
 
 
-def _matrix(panel: Panel) -> str:
+def _matrix(panel: Panel, places: Mapping[tuple[str, str, int], str]) -> str:
     """The figures of a chart, a scheme in each line."""
     lengths = sorted({point.x for point in panel.points})
     head = "".join(f'<th scope="col" class="num">{length_label(length)}</th>' for length in lengths)
     body = ""
     for curve in panel.curves:
         at = {point.x: point for point in curve.points}
-        cells = "".join(f'<td class="num">{_value(at.get(length), panel.metric)}</td>' for length in lengths)
+        cells = ""
+        for length in lengths:
+            place = places.get((panel.protocol, curve.scheme, int(length)))
+            shown = _value(at.get(length), panel.metric) + (f" ({escape(place)})" if place else "")
+            cells += f'<td class="num">{shown}</td>'
         body += f'<tr><th scope="row">{escape(curve.scheme)}</th>{cells}</tr>'
     label = f"{panel.metric}, {panel.protocol}"
     return scrolled(f'<table><thead><tr><th scope="col">{escape(panel.metric)}</th>{head}</tr></thead><tbody>{body}'
