@@ -270,7 +270,7 @@ def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int
     decoding = isinstance(shared.rotation, FollowingRotation) and positions.shape[1] == 1
     if link.first:
         slots = [getattr(layer, "max_cache_len", 0) for layer in cache.layers]  # static ones may differ in size
-        remember(cache, positions, start, max(first + count, *slots), batch)
+        remember(cache, positions, start, max([first + count, *slots]), batch)
         if decoding:  # one stage a row: the angles are the same in all layers
             stage = shared.rotation.stage(positions[:, 0] + 1)
             every = shared.angles(cache.posenc_positions, stage)
