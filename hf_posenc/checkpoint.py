@@ -24,6 +24,7 @@ from .positions import SEAL
 from .records import Record, text_section
 from .registry import PosencError
 from .restore import restore
+from .rotary import hushed
 from .sidecar import write_record
 from .staging import staged
 
@@ -47,7 +48,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
     if not kwargs.get("is_main_process", True):  # takes part in gathering the weights, and writes nothing
         model.save_pretrained(path, **kwargs)
         return
-    with staged(path) as folder, warnings.catch_warnings():
+    with staged(path) as folder, warnings.catch_warnings(), hushed():
         if adapted:  # of adapters that do not carry their scheme by themselves; these do
             warnings.filterwarnings("ignore", message="If this saves a PEFT")
         model.save_pretrained(folder, **kwargs)

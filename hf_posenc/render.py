@@ -24,7 +24,19 @@ from .measure import Geometries, rope_of, skipped_rows
 from .positions import PREFIX, SEAL, Link, Positions, before_attention
 from .records import Record
 from .registry import PosencError, UnsupportedCell
-from .rotary import SEALED, STILL, UNTURNED, Rotary, built, carried_over, fixed, frequencies, retuned, scaling_of
+from .rotary import (
+    SEALED,
+    STILL,
+    UNTURNED,
+    Rotary,
+    built,
+    carried_over,
+    fixed,
+    frequencies,
+    hushed,
+    retuned,
+    scaling_of,
+)
 from .schemes import Scheme
 from .schemes.rotary import factor_list
 from .sidecar import before_state_dict
@@ -282,7 +294,8 @@ def _config_with(stack: Stack, words: Words) -> Any:
     config = copy.deepcopy(stack.config)
     config.rope_parameters = copy.deepcopy(_with(stack.config.rope_parameters, words))
     try:
-        config.validate()
+        with hushed():
+            config.validate()
     except Exception as error:  # every model's config has its own ways to refuse
         return str(error.__cause__ or error).splitlines()[0]
     return config

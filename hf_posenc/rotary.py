@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +65,21 @@ class Rotary(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("inner"), name)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """transformers cannot check the parameters of a sealed config, and says so; nobody need act on it."""
+
+    def useful(record: logging.LogRecord) -> bool:
+        return f"'rope_type'={SEALED!r}" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    logger.addFilter(useful)
+    try:
+        yield
+    finally:
+        logger.removeFilter(useful)
 
 
 def frequencies(module: Any, layer_type: str) -> Tensor:

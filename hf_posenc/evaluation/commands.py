@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -19,6 +17,7 @@ from ..describe import bare
 from ..files import find, read_json
 from ..patch import is_patched
 from ..registry import PosencError, suggestion
+from ..rotary import hushed
 from .compare import Standing, compare, doublings, standings
 from .needles import Retrieval
 from .outputs import refuse_outputs, write
@@ -209,21 +208,6 @@ def refuse_unheeded(given: Mapping[str, Any], options: Options | None, taxed: bo
             )
     if options is None and given["reference"] is not None:
         raise PosencError("--reference is for the short-context tax, and no task of ours is asked for. Leave it out.")
-
-
-@contextmanager
-def hushed() -> Iterator[None]:
-    """transformers cannot check the parameters of a sealed checkpoint, and says so; nobody need act on it."""
-
-    def useful(record: logging.LogRecord) -> bool:
-        return "'rope_type'='hf_posenc'" not in record.getMessage()
-
-    logger = logging.getLogger("transformers.modeling_rope_utils")
-    logger.addFilter(useful)
-    try:
-        yield
-    finally:
-        logger.removeFilter(useful)
 
 
 @hushed()
