@@ -1,0 +1,1 @@
+"""Text and samples to train on, made of what every Python installation carries."""
