@@ -1,0 +1,301 @@
+"""What a recipe may say: one YAML file and `--section.key=value` on the command line, both read strictly."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from ..registry import PosencError, suggestion
+from ..schemes import SCHEMES
+
+
+class Section(BaseModel):
+    # Strict: "1e-3" in quotes is no number, and a key that nobody reads is an error, not a comment.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSettings(Section):
+    """The model that is tuned: one that exists, or a fresh one."""
+
+    path: str | None = None
+    """A folder, a hub name, or `tiny`, the model inside this package."""
+    config: dict[str, Any] | None = None
+    """Instead of a path: the config of a new, random model, which is trained from nothing."""
+    tokenizer: str | None = None
+    """Where the tokenizer is; beside the model unless given."""
+    objective: Literal["causal", "masked", "contrastive"] = "causal"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def one_model(self) -> ModelSettings:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("name either a model (path) or the config of a fresh one (config)")
+        if self.config is not None and (self.tokenizer is None or "model_type" not in self.config):
+            raise ValueError("a fresh model needs tokenizer, and model_type in its config")
+        return self
+
+
+class SchemeSettings(BaseModel):
+    """A scheme's name and its own options, which the scheme checks. Without a name nothing is patched: a control."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    name: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def known(cls, name: str | None) -> str | None:
+        if name is not None and name not in SCHEMES:
+            raise ValueError(f"unknown scheme {name!r}.{suggestion(name, list(SCHEMES))}")
+        return name
+
+    @model_validator(mode="after")
+    def options_have_a_scheme(self) -> SchemeSettings:
+        if self.name is None and self.options:
+            raise ValueError(f"options {sorted(self.options)} without a scheme's name")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Pose(Section):
+    """PoSE: rows of `data.length` whose positions skip, so that they reach up to `target_length`."""
+
+    target_length: int = Field(gt=0)
+    chunks: int = Field(default=2, ge=2)
+
+
+class Short(Section):
+    """A share of the rows is made of short pieces, so that the model does not forget short texts."""
+
+    share: float = Field(gt=0, lt=1)
+    length: int = Field(gt=1)
+
+
+class Stage(Section):
+    """Some steps at a length of their own."""
+
+    length: int = Field(gt=1)
+    steps: int = Field(gt=0)
+
+
+class DataSettings(Section):
+    """Text, and how rows are cut from it."""
+
+    path: str | list[str] = "stdlib"
+    """`stdlib`, files (.txt, .jsonl, .parquet, patterns such as books/*.txt), or the name of a dataset."""
+    name: str | None = None
+    """The configuration of a dataset that has several."""
+    split: str = "train"
+    column: str = "text"
+    streaming: bool | None = None
+    """Read while training, in order. Unless given, where the text is too large to be held as tokens."""
+    held_out: float = Field(default=0.05, gt=0, lt=0.5)
+    """The share that is not trained on, but measured."""
+    length: int = Field(gt=1)
+    """Tokens in a row."""
+    documents: Literal["separate", "joined"] = "separate"
+    """`separate`: positions restart at a document's border and attention does not cross it. `joined`: one stream."""
+    passkey: float = Field(default=0.0, ge=0, lt=1)
+    """The share of rows that hide a number and ask for it. Retrieval figures are then task-trained."""
+    answer_weight: float = Field(default=1.0, ge=1)
+    """How much a token of such a number counts, against others."""
+    short: Short | None = None
+    pose: Pose | None = None
+    stages: list[Stage] = []
+    """Lengths one after the other; the last is `length`, for the steps that are left."""
+    mask_share: float = Field(default=0.15, gt=0, lt=1)
+    """Of masked language modelling."""
+
+    @model_validator(mode="after")
+    def fits(self) -> DataSettings:
+        if self.pose and self.pose.target_length <= self.length:
+            raise ValueError(f"pose.target_length {self.pose.target_length} must exceed length {self.length}")
+        if self.pose and self.stages:
+            raise ValueError("pose and stages are two ways to the same end: take one")
+        if self.pose and self.documents == "separate":
+            raise ValueError("pose skips positions within a row, which must be of one piece: documents: joined")
+        if self.short and self.short.length >= self.length:
+            raise ValueError(f"short.length {self.short.length} must be less than length {self.length}")
+        return self
+
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths of rows, in order."""
+        return [*(stage.length for stage in self.stages), self.length]
+
+
+class LoraSettings(Section):
+    r: int = Field(default=16, gt=0)
+    lora_alpha: float = Field(default=32.0, gt=0)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: Literal["attention", "all-linear"] | list[str] = "attention"
+
+
+class TuneSettings(Section):
+    """What is trained. LoRA alone fails at large factors: norms and embeddings belong to it."""
+
+    lora: LoraSettings | None = LoraSettings()
+    """Null: what follows is trained by itself."""
+    norms: bool = True
+    embeddings: bool = True
+    positions: Literal["all", "new", "none"] = "all"
+    """The parameters that the scheme brought: all, only rows that the model had not, or none."""
+    whole: bool = False
+    """Every parameter, instead of all this."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Of norms, embeddings and positions; the adapters' own unless given."""
+
+
+class TrainSettings(Section):
+    """Keys and meanings of transformers' TrainingArguments."""
+
+    max_steps: int = Field(gt=0)
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Stop after so long, with the schedule as far as it is: for demonstrations."""
+    per_device_train_batch_size: int = Field(default=1, gt=0)
+    gradient_accumulation_steps: int = Field(default=1, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
+    lr_scheduler_type: Literal["constant_with_warmup", "cosine", "linear", "constant"] = "constant_with_warmup"
+    warmup_steps: int = Field(default=20, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+    logging_steps: int = Field(default=10, gt=0)
+    save_steps: int = Field(default=100, gt=0)
+    save_total_limit: int = Field(default=2, ge=2)
+    """At least two, so that there is one to go back to when the newest is damaged."""
+    report_to: Literal["none", "tensorboard", "wandb"] = "none"
+    use_cpu: bool | None = None
+    """Where nothing else is found, unless given."""
+    seed: int = 0
+    full_logits: bool = False
+    """Let the model compute its loss from all logits at once, which takes far more memory."""
+    processes: int | None = Field(default=None, gt=0)
+    """Refuse to start unless so many processes share the work."""
+
+
+class MeasureSettings(Section):
+    """What is measured before and after."""
+
+    lengths: list[int] = []
+    """The trained length, twice, four times ... up to the target, unless given."""
+    windows: int = Field(default=32, gt=0)
+    scored: int = Field(default=64, gt=0)
+    passkeys: int = Field(default=0, ge=0)
+    """Trials of passkey retrieval at each length, by generation; a multiple of five."""
+
+    @field_validator("passkeys")
+    @classmethod
+    def fives(cls, count: int) -> int:
+        if count % 5:
+            raise ValueError(f"five depths are tried alike, so a multiple of 5, not {count}")
+        return count
+
+
+class Settings(Section):
+    """A whole recipe."""
+
+    model: ModelSettings
+    scheme: SchemeSettings = SchemeSettings()
+    data: DataSettings
+    tune: TuneSettings = TuneSettings()
+    train: TrainSettings
+    measure: MeasureSettings = MeasureSettings()
+    output: str
+
+    @model_validator(mode="after")
+    def fresh_is_whole(self) -> Settings:
+        if self.model.config is not None and not self.tune.whole:
+            raise ValueError("a fresh model has nothing yet that an adapter could rest on: set tune.whole: true")
+        return self
+
+
+def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
+    """The settings of a recipe; `overrides` are of the form `--data.length=4096` and win."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            raw = yaml.load(file, Loader=_Loader)
+    except FileNotFoundError:
+        raise PosencError(f"There is no recipe {os.fspath(path)!r}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PosencError(f"{os.fspath(path)} is not YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise PosencError(f"{os.fspath(path)} should map sections (model, scheme, data ...) to values.")
+    for given in overrides:
+        _override(raw, given)
+    try:
+        return Settings.model_validate(raw)
+    except ValidationError as error:
+        told = "\n".join(f"  {_told(problem)}" for problem in error.errors())
+        raise PosencError(f"{os.fspath(path)} with what the command line says:\n{told}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as text, since it lacks a dot: everybody who writes it means a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _override(raw: dict[str, Any], given: str) -> None:
+    """Write one `--a.b=value` into nested settings. The value is read as YAML, as in the file."""
+    name, equals, text = given.removeprefix("--").partition("=")
+    if not given.startswith("--") or not equals or not name:
+        raise PosencError(f"{given!r} is not understood: write --section.key=value, for example --data.length=4096.")
+    *sections, key = name.split(".")
+    at: Any = raw
+    for section in sections:
+        if at.get(section) is None:
+            at[section] = {}
+        at = at[section]
+        if not isinstance(at, dict):
+            raise PosencError(f"{given!r}: {section} is a value, not a section.")
+    try:
+        at[key] = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise PosencError(f"{given!r}: the value is not YAML ({error}).") from None
+
+
+def _told(problem: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        *sections, key = problem["loc"]
+        known = list(_section(sections).model_fields)
+        return f"{where}: there is no such key.{suggestion(str(key), known)}"
+    if problem["type"] == "missing":
+        return f"{where}: is missing"
+    return f"{where}: {problem['msg']}, got {problem['input']!r}" if where else problem["msg"]
+
+
+def _section(path: Sequence[str | int]) -> type[BaseModel]:
+    """The model of a section, down a path of keys."""
+    at: type[BaseModel] = Settings
+    for key in path:
+        field = at.model_fields.get(str(key))
+        if field is not None:
+            at = next(t for t in _models(field.annotation))
+    return at
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _models(part)]
