@@ -1,0 +1,267 @@
+"""Rows of exactly as many tokens as asked, cut from documents; each follows from its index and the seed alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from ..registry import PosencError
+from .settings import DataSettings
+
+IGNORED = -100
+"""The label of a token that is not predicted, as everywhere in transformers."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens, and how many belong to each piece: attention does not cross from one to the next."""
+
+    ids: Sequence[int]
+    pieces: Sequence[int]
+    positions: Sequence[int] | None = None
+    """Unless they count from 0 in each piece."""
+    answers: Sequence[bool] | None = None
+    """Tokens that count more than others."""
+
+
+class Stream:
+    """Documents end to end, and where each begins."""
+
+    def __init__(self, documents: Iterable[Sequence[int]]):
+        parts = [np.asarray(document, dtype=np.int32) for document in documents]
+        self.tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+        self.starts = np.cumsum([0, *(len(part) for part in parts)])[:-1]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def row(self, start: int, length: int) -> Row:
+        inner = self.starts[(self.starts > start) & (self.starts < start + length)] - start
+        pieces = np.diff([0, *inner.tolist(), length]).tolist()
+        return Row(self.tokens[start : start + length].tolist(), pieces)
+
+
+def in_short_pieces(row: Row, length: int) -> Row:
+    """The same tokens as texts of no more than `length`."""
+    pieces = [p for piece in row.pieces for p in [length] * (piece // length) + [piece % length] if p]
+    return Row(row.ids, pieces)
+
+
+def skipping(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
+    """PoSE: one piece whose positions leap between its chunks, so that distances up to `target` are trained."""
+    length = len(row.ids)
+    cuts = sorted(rng.sample(range(1, length), chunks - 1))
+    leaps = [0, *sorted(rng.randint(0, target - length) for _ in cuts)]
+    sizes = np.diff([0, *cuts, length]).tolist()
+    starts = [0, *accumulate(sizes)]
+    positions = [
+        p + leap for start, size, leap in zip(starts, sizes, leaps, strict=False) for p in range(start, start + size)
+    ]
+    return Row(row.ids, [length], positions)
+
+
+def causal_inputs(row: Row) -> dict[str, Tensor]:
+    """What a decoder is given: it finds borders where positions restart, unless a mask says that there are none."""
+    labels = list(row.ids)
+    for start in accumulate(row.pieces[:-1]):
+        labels[start] = IGNORED  # nothing before it says what it is
+    inputs = {"input_ids": row.ids, "labels": labels, "position_ids": positions_of(row)}
+    if row.positions is not None:
+        inputs["attention_mask"] = [1] * len(row.ids)  # a leap would be taken for a border
+    if row.answers is not None:
+        inputs["answers"] = row.answers
+    return {name: torch.tensor(values) for name, values in inputs.items()}
+
+
+def positions_of(row: Row) -> Sequence[int]:
+    return row.positions if row.positions is not None else [p for piece in row.pieces for p in range(piece)]
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Masked language modelling as BERT does it: of the chosen tokens 80 % hidden, 10 % others, 10 % as they are."""
+
+    mask: int
+    special: frozenset[int]
+    vocabulary: int
+    share: float
+
+    def inputs(self, row: Row, rng: random.Random) -> dict[str, Tensor]:
+        places = [i for i, token in enumerate(row.ids) if token not in self.special]
+        chosen = sorted(rng.sample(places, max(1, round(self.share * len(places)))))
+        ids, labels = list(row.ids), [IGNORED] * len(row.ids)
+        for place in chosen:
+            labels[place], fate = ids[place], rng.random()
+            if fate < 0.9:
+                ids[place] = self.mask if fate < 0.8 else rng.randrange(self.vocabulary)
+        inputs = {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+        inputs["position_ids"] = torch.tensor(positions_of(row))
+        if len(row.pieces) > 1:
+            piece = torch.repeat_interleave(torch.arange(len(row.pieces)), torch.tensor(row.pieces))
+            inputs["attention_mask"] = (piece[:, None] == piece)[None]  # an encoder finds no borders by itself
+        return inputs
+
+
+Inputs = Callable[[Row, random.Random], dict[str, Tensor]]
+Special = Callable[[random.Random, int], Row]
+"""A row that is not cut from the text, such as a passkey: of a generator and a length."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which row is made of a stretch of text, given its number in the run."""
+
+    asked: DataSettings
+    stages: Sequence[tuple[int, int]]
+    """Rows and their length, one stage after the other."""
+    seed: int
+    inputs: Inputs
+    special: Special | None = None
+    frame: tuple[Sequence[int], Sequence[int]] = ((), ())
+    """Tokens that open and close every row of an encoder."""
+
+    def __len__(self) -> int:
+        return sum(rows for rows, _ in self.stages)
+
+    def length(self, index: int) -> int:
+        for rows, length in self.stages:
+            if index < rows:
+                return length
+            index -= rows
+        raise IndexError(index)
+
+    def generator(self, index: int) -> random.Random:
+        return random.Random(f"{self.seed}/{index}")
+
+    def room(self, length: int) -> int:
+        """Tokens of text in a row."""
+        return length - len(self.frame[0]) - len(self.frame[1])
+
+    def made(self, index: int, text: Callable[[int], Row]) -> dict[str, Tensor]:
+        """The inputs of a row; `text` cuts as many tokens as it is asked for."""
+        rng = self.generator(index)
+        special, length = rng.random() < self.asked.passkey, self.length(index)
+        if special and self.special is not None:
+            return self.inputs(self.special(rng, length), rng)
+        row = text(self.room(length))
+        if self.asked.documents == "joined":
+            row = Row(row.ids, [len(row.ids)])
+        if self.asked.short and rng.random() < self.asked.short.share:
+            row = in_short_pieces(row, self.asked.short.length)
+        if self.asked.pose:
+            row = skipping(row, rng, self.asked.pose.target_length, self.asked.pose.chunks)
+        return self.inputs(framed(row, *self.frame), rng)
+
+
+def stages(asked: DataSettings, steps: int, a_step: int) -> list[tuple[int, int]]:
+    """How many rows of each length a run of `steps` steps has, in order."""
+    early = [(stage.steps * a_step, stage.length) for stage in asked.stages]
+    left = steps * a_step - sum(rows for rows, _ in early)
+    if left <= 0:
+        raise PosencError(
+            f"data.stages take {sum(stage.steps for stage in asked.stages)} of the {steps} steps of train.max_steps, "
+            f"and none is left for rows of {asked.length}: take fewer."
+        )
+    return [*early, (left, asked.length)]
+
+
+def framed(row: Row, opening: Sequence[int], closing: Sequence[int]) -> Row:
+    if not opening and not closing:
+        return row
+    pieces = [*row.pieces]
+    pieces[0] += len(opening)
+    pieces[-1] += len(closing)
+    return Row([*opening, *row.ids, *closing], pieces)
+
+
+class TrainingRows(Dataset[dict[str, Tensor]]):
+    """The rows of a whole run in their order. Rows of text come in a new order each time that all were seen."""
+
+    def __init__(self, stream: Stream, plan: Plan):
+        self.stream, self.plan = stream, plan
+        for length in {length for _, length in plan.stages}:
+            if len(stream) < plan.room(length):
+                raise PosencError(
+                    f"The text is too short: rows of {length} tokens are asked for, and all documents to train on "
+                    f"have {len(stream)} together. Give more text (data.path), or ask for less (data.length)."
+                )
+        self.orders: dict[tuple[int, int], Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.plan.made(index, lambda room: self.stream.row(self._start(index, room), room))
+
+    def _start(self, index: int, room: int) -> int:
+        """Where the text of a row begins: on a grid that each pass over the text lays anew."""
+        count = len(self.stream) // room
+        passes, place = divmod(index, count)
+        if (room, passes) not in self.orders:
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(self.plan.seed + passes))
+            self.orders[room, passes] = order
+        shift = random.Random(f"{self.plan.seed}/{passes}").randrange(len(self.stream) - count * room + 1)
+        return int(self.orders[room, passes][place]) * room + shift
+
+
+class StreamedRows(IterableDataset[dict[str, Tensor]]):
+    """The same of text that is read while training, in its order, as often as needed."""
+
+    def __init__(self, documents: Callable[[], Iterator[Sequence[int]]], plan: Plan):
+        self.documents, self.plan = documents, plan
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        cut = self._cutter()
+        for index in range(len(self.plan)):
+            yield self.plan.made(index, cut)
+
+    def _cutter(self) -> Callable[[int], Row]:
+        waiting: list[Sequence[int]] = []
+        source = self._endless()
+
+        def cut(room: int) -> Row:
+            ids: list[int] = []
+            pieces: list[int] = []
+            while len(ids) < room:
+                document = waiting.pop() if waiting else next(source)
+                part, rest = document[: room - len(ids)], document[room - len(ids) :]
+                ids += part
+                pieces.append(len(part))
+                if rest:
+                    waiting.append(rest)
+            return Row(ids, pieces)
+
+        return cut
+
+    def _endless(self) -> Iterator[Sequence[int]]:
+        while True:
+            empty = True
+            for document in self.documents():
+                empty = False
+                yield document
+            if empty:
+                raise PosencError("The stream of documents is empty: there is nothing to train on.")
+
+
+def together(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """A batch. Rows of one stage are equally long, so that nothing is padded; what one row has, all get."""
+    if any("answers" in row for row in rows):
+        for row in rows:
+            row.setdefault("answers", torch.zeros(len(row["input_ids"]), dtype=torch.bool))
+    if any("attention_mask" in row for row in rows):
+        square = any(row["attention_mask"].dim() > 1 for row in rows if "attention_mask" in row)
+        for row in rows:
+            length = len(row["input_ids"])
+            ones = (
+                torch.ones((1, length, length), dtype=torch.bool) if square else torch.ones(length, dtype=torch.long)
+            )
+            row.setdefault("attention_mask", ones)
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
