@@ -1,0 +1,152 @@
+"""The loss without all logits: the model's own, to rounding, with its gradients, for a fraction of the memory."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cells import tiny, tokens
+from torch import nn
+
+from hf_posenc import PosencError, patch_model
+from hf_posenc.training import loss as module
+from hf_posenc.training.loss import LossHead, Wanted, chunked_loss, linear_loss, refuse_other_loss, shifted
+from hf_posenc.training.rows import IGNORED
+
+
+def problem(bias=True):
+    torch.manual_seed(0)
+    hidden = torch.randn(700, 16, requires_grad=True)
+    layer = nn.Linear(16, 50, bias=bias)
+    targets = torch.randint(50, (700,))
+    targets[::7] = IGNORED
+    return hidden, layer, targets
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("way", [linear_loss, chunked_loss])
+def test_both_ways_are_cross_entropy(way, bias):
+    hidden, layer, targets = problem(bias=bias)
+    weights = [hidden, *layer.parameters()]
+    own = F.cross_entropy(layer(hidden), targets, reduction="sum", ignore_index=IGNORED)
+    found = way(hidden, layer.weight, layer.bias, targets)
+    torch.testing.assert_close(found, own, rtol=1e-6, atol=0)
+    for a, b in zip(torch.autograd.grad(found, weights), torch.autograd.grad(own, weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_without_the_function_takes_chunks(monkeypatch):
+    hidden, layer, targets = problem()
+    expected = linear_loss(hidden, layer.weight, layer.bias, targets)
+    monkeypatch.delattr(nn, "LinearCrossEntropyOptions")
+    calls = []
+    monkeypatch.setattr(module, "chunked_loss", lambda *args: calls.append(1) or chunked_loss(*args))
+    torch.testing.assert_close(linear_loss(hidden, layer.weight, layer.bias, targets), expected)
+    assert calls
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_a_head_gives_the_models_own_loss_and_gradients(kind):
+    model, other = tiny(kind), tiny(kind)
+    ids, labels = tokens(3, 20), tokens(3, 20)
+    labels[:, ::4] = IGNORED
+    targets = shifted(labels) if kind != "bert" else labels
+    own = other(ids, labels=labels).loss
+    own.backward()
+    head = LossHead(model)
+    with head.expecting(Wanted(targets)):
+        found = model(ids).logits.sum() / (targets != IGNORED).sum()
+    found.backward()
+    torch.testing.assert_close(found, own, rtol=1e-5, atol=0)
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        if b.grad is None:
+            assert a.grad is None, name
+        else:
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6, msg=name)
+    torch.testing.assert_close(model(ids).logits, other(ids).logits)  # logits again, outside
+    head.remove()
+    assert "forward" not in vars(head.layer)
+
+
+def test_answers_weigh_more():
+    model, ids = tiny("llama"), tokens(2, 16)
+    targets = shifted(ids)
+    answers = torch.zeros(2, 16, dtype=torch.bool)
+    answers[0, 3:6] = True
+    logits = model(ids).logits
+    each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    expected = (each * torch.where(answers.flatten(), 5.0, 1.0)).sum()
+    head = LossHead(model)
+    with head.expecting(Wanted(targets, answers, 5.0)):
+        found = model(ids).logits.sum()
+    torch.testing.assert_close(found, expected)
+
+
+def test_autocast_is_heeded():
+    model, ids = tiny("llama"), tokens(2, 16)
+    head = LossHead(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        own = F.cross_entropy(model(ids).logits.float().flatten(0, 1), shifted(ids).flatten(), reduction="sum")
+        with head.expecting(Wanted(shifted(ids))):
+            found = model(ids).logits.sum()
+    found.backward()
+    torch.testing.assert_close(found, own, rtol=1e-2, atol=0)
+    assert found.dtype == torch.float32 and model.lm_head.weight.grad.dtype == torch.float32
+
+
+def test_a_model_that_changes_its_logits_is_refused():
+    import transformers
+
+    config = transformers.GraniteConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        logits_scaling=8.0,
+    )  # fmt: skip
+    model = transformers.GraniteForCausalLM(config).eval()
+    batch = {"input_ids": tokens(1, 16), "labels": tokens(1, 16)}
+    with pytest.raises(PosencError, match="changes its logits after"):
+        refuse_other_loss(model, LossHead(model), batch, causal=True)
+    plain = tiny("llama")
+    refuse_other_loss(plain, LossHead(plain), batch, causal=True)
+    patched = patch_model(tiny("gpt2"), "alibi")
+    refuse_other_loss(patched, LossHead(patched), batch, causal=True)
+
+
+def test_a_head_that_is_no_linear_layer_is_refused():
+    model = tiny("llama")
+    model.lm_head = nn.Sequential(model.lm_head)
+    with pytest.raises(PosencError, match="full_logits"):
+        LossHead(model)
+
+
+MEMORY = """
+import resource, sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from hf_posenc.training.loss import LossHead, Wanted, shifted
+torch.set_num_threads(1)
+sizes = dict(vocab_size=16384, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+model = LlamaForCausalLM(LlamaConfig(**sizes))
+ids = torch.randint(16384, (1, 4096))
+head = LossHead(model)
+def run(ids):
+    if sys.argv[1] == "full":
+        return model(ids, labels=ids).loss
+    with head.expecting(Wanted(shifted(ids))):
+        return model(ids).logits.sum()
+run(ids[:, :8]).backward()
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(ids).backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in Linux's units")
+def test_memory_is_a_fraction():
+    """recipes/benchmark.py has the figure at full size; here all logits would be 256 MB, several times over."""
+    extra = {
+        way: float(
+            subprocess.run([sys.executable, "-c", MEMORY, way], capture_output=True, text=True, check=True).stdout
+        )
+        for way in ("full", "head")
+    }
+    assert extra["full"] > 500 and extra["head"] < extra["full"] / 4, extra
