@@ -1,0 +1,53 @@
+"""Pairs that belong together, cut from one text, and the loss that brings their embeddings together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .rows import Row
+
+TEMPERATURE = 0.05
+QUERY = 64
+"""Tokens that are asked with."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A stretch of a text is the query, what stands around it the document: the inverse cloze task."""
+
+    opening: Sequence[int]
+    closing: Sequence[int]
+    query: int = QUERY
+    kept: float = 0.5
+    """How often the document keeps the stretch, so that words are matched as well as meaning."""
+
+    def inputs(self, row: Row, rng: random.Random) -> dict[str, Tensor]:
+        ids = list(row.ids)
+        size = min(self.query, len(ids) // 2)
+        start = rng.randrange(len(ids) - size + 1)
+        query = ids[start : start + size]
+        # As long in either case, so that nothing is padded.
+        document = ids[:-size] if rng.random() < self.kept and start + size <= len(ids) - size else None
+        document = document or ids[:start] + ids[start + size :]
+        made = {"input_ids": document, "query_ids": query}
+        return {name: torch.tensor([*self.opening, *part, *self.closing]) for name, part in made.items()}
+
+
+def mean_states(model: Any, ids: Tensor) -> Tensor:
+    """Unit vectors: the mean of the last states, as sentence embedders take it. Rows have no padding."""
+    return F.normalize(model(input_ids=ids).last_hidden_state.float().mean(1), dim=-1)
+
+
+def contrastive_loss(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Each query must find its document among those of the batch, and each document its query."""
+    queries, documents = (mean_states(model, inputs[name]) for name in ("query_ids", "input_ids"))
+    scores = queries @ documents.T / TEMPERATURE
+    own = torch.arange(len(scores), device=scores.device)
+    return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2

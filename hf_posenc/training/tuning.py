@@ -1,0 +1,110 @@
+"""What of a model is trained: LoRA on its projections, with norms, embeddings and positions beside it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ..families import Places, places
+from ..registry import PosencError
+from ..tables import LearnedTable
+from .settings import TuneSettings
+
+TASKS = {"causal": "CAUSAL_LM"}
+LAYER = re.compile(r".*\.\d+\.")
+"""The way to a layer; what follows it is the same in all layers."""
+
+
+def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
+    """The model with its trainable parameters chosen: wrapped by PEFT where there is LoRA, else itself."""
+    if asked.whole:
+        return model.requires_grad_(True)
+    saved = whole_modules(model, asked)
+    if asked.lora is None:
+        if not saved:
+            raise PosencError("Nothing would be trained: turn on tune.lora, norms, embeddings, positions or whole.")
+        model.requires_grad_(False)
+        for name, module in model.named_modules():
+            if name.endswith(tuple(saved)):
+                module.requires_grad_(True)
+        wrapped: Any = model
+    else:
+        from peft import LoraConfig, get_peft_model  # takes seconds
+        from peft.utils.constants import EMBEDDING_LAYER_NAMES
+
+        ends = [name.rpartition(".")[2] for name in saved]
+        config = LoraConfig(
+            task_type=TASKS.get(objective),
+            r=asked.lora.r,
+            lora_alpha=asked.lora.lora_alpha,  # type: ignore[arg-type]
+            lora_dropout=asked.lora.lora_dropout,
+            target_modules=lora_targets(places(model), asked.lora.target_modules),
+            modules_to_save=saved or None,
+            # PEFT keeps the two ends of a model tied where it knows their names; else the trained one parts.
+            ensure_weight_tying=bool(model.config.tie_word_embeddings)
+            and any(n in EMBEDDING_LAYER_NAMES for n in ends),
+        )
+        wrapped = get_peft_model(model, config)
+    if asked.positions == "new":
+        keep_old_rows(wrapped, model)
+    return wrapped
+
+
+def lora_targets(where: Places, asked: str | list[str]) -> str | list[str]:
+    """Names of projections, as PEFT takes them: those of attention, all of them, or those given."""
+    if asked != "attention":
+        return asked
+    layers = [attention for stack in where.stacks for attention in stack.attentions]
+    if not layers:
+        raise PosencError("No attention layer was found to adapt. Name projections: tune.lora.target_modules: [...].")
+    names = {id(module): name for name, module in where.model.named_modules()}
+    found = set()
+    for layer in layers:
+        name = names[id(layer)]
+        # BERT and its kin keep the output projection of `attention.self` beside it, in `attention.output`.
+        root = where.model.get_submodule(name.rpartition(".")[0]) if name.endswith(".self") else layer
+        found |= {LAYER.sub("", names[id(m)]) for m in root.modules() if isinstance(m, nn.Linear | Conv1D)}
+    return sorted(found)
+
+
+def whole_modules(model: PreTrainedModel, asked: TuneSettings) -> list[str]:
+    """Names of the modules that are trained and saved whole."""
+    chosen: list[nn.Module] = []
+    if asked.norms:
+        chosen += [module for module in model.modules() if "norm" in type(module).__name__.lower()]
+    if asked.embeddings:
+        chosen.append(model.get_input_embeddings())
+    if asked.positions != "none":
+        chosen += position_modules(model)
+    wanted = {id(module) for module in chosen}
+    return sorted({LAYER.sub("", name) for name, module in model.named_modules() if id(module) in wanted})
+
+
+def position_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """What a scheme brought that can be trained: a learned table, a bias."""
+    brought = [m for name, m in model.named_modules() if name.rpartition(".")[2].startswith("posenc_")]
+    tables = [m for m in model.modules() if isinstance(m, LearnedTable)]
+    return [m for m in dict.fromkeys([*tables, *brought]) if any(True for _ in m.parameters())]
+
+
+def keep_old_rows(wrapped: Any, model: PreTrainedModel) -> None:
+    """Let only the rows of a learned table be trained that the model had not before it was patched."""
+    tables = [m for m in wrapped.modules() if isinstance(m, LearnedTable) and m.weight.requires_grad]
+    if not tables:
+        raise PosencError("tune.positions: new is for the scheme 'learned' on a model with a table of its own.")
+    trained = int(model.config.posenc["geometry"]["trained_length"])
+    for table in tables:
+        new = torch.zeros(len(table.weight), 1)
+        new[trained + table.offset :] = 1
+        table.weight.register_hook(lambda grad, new=new: grad * new.to(grad))
+
+
+def counted(model: nn.Module) -> tuple[int, int]:
+    """Parameters that are trained, and all of them."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(n for n, trained in sizes if trained), sum(n for n, _ in sizes)
