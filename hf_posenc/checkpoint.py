@@ -18,6 +18,7 @@ from .families import FAMILIES, Family, places
 from .files import HUB, find, read_json
 from .grades import is_sealed
 from .measure import own_length
+from .models import model_path
 from .patch import is_patched, refuse_unpatchable
 from .portable import write_portable
 from .positions import SEAL
@@ -72,7 +73,7 @@ def load(
     base model, or be that model, patched alike). `model_class` is a transformers class other than the one that was
     saved. `kwargs` go to `from_pretrained`.
     """
-    where = os.fspath(path)
+    where = model_path(os.fspath(path))
     hub = {key: kwargs[key] for key in HUB if key in kwargs}
     if find(where, "adapter_config.json", hub) is not None:
         return load_adapter(where, load, base, hub, model_class=model_class, **kwargs)

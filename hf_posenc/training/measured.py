@@ -1,0 +1,149 @@
+"""Loss by length on text that was held out, and passkeys: the same before and after."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..evaluation.estimates import mean_and_error
+from ..evaluation.needles import Retrieval
+from ..evaluation.perplexity import Reading, perplexity, rows_together
+from ..evaluation.retrieval import retrieval
+from ..evaluation.rows import Row
+from ..evaluation.texts import Document, bos_of, spread_windows, tokenized, window_ids
+from ..families import places
+from ..measure import own_length
+from ..patch import is_patched
+from ..registry import PosencError
+from .rows import IGNORED
+from .settings import MeasureSettings
+
+DEPTHS = 5
+
+
+def held_out_documents(texts: Sequence[str], tokenizer: Any, longest: int, asked: MeasureSettings) -> list[Document]:
+    """The held-out texts that are long enough for the longest window, the longest first."""
+    named = {f"held out {i}": text for i, text in enumerate(texts) if text.strip()}
+    every = tokenized(named, tokenizer) if named else []
+    long = sorted((d for d in every if len(d.ids) >= longest), key=lambda d: -len(d.ids))
+    if not long:
+        most = max((len(d.ids) for d in every), default=0)
+        raise PosencError(
+            f"The text that is held out is too short: it is measured at {longest} tokens, and the longest of its "
+            f"{len(every)} documents has {most}. Give longer documents, hold out more (data.held_out), or measure at "
+            "less (measure.lengths)."
+        )
+    return long[: asked.windows]
+
+
+def windows_that_fit(documents: Sequence[Document], longest: int, asked: MeasureSettings) -> int:
+    """As many windows as asked for, or as the documents have room for."""
+    room = [1 + (len(document.ids) - longest) // asked.scored for document in documents]
+    count = asked.windows
+    while any(len(range(i, count, len(documents))) > most for i, most in enumerate(room)):
+        count -= 1
+    return count
+
+
+def measured(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[Document],
+    lengths: Sequence[int],
+    asked: MeasureSettings,
+    objective: str,
+    label: str,
+) -> list[Row]:
+    """Rows of every length that the model has positions for."""
+    training = model.training
+    model.eval()
+    longest = max(lengths)
+    reading = Reading(windows=windows_that_fit(documents, longest, asked), scored=asked.scored)
+    rows: list[Row] = []
+    for length in lengths:
+        if length > reach(model):
+            continue
+        if objective == "causal":
+            bos = bos_of(tokenizer, None)
+            rows += perplexity(model, documents, length, longest=longest, reading=reading, bos=bos, scheme=label)
+        else:
+            rows += masked_loss(model, tokenizer, documents, length, longest, reading, label)
+        if asked.passkeys and objective == "causal":
+            trials = Retrieval(trials=asked.passkeys // DEPTHS, distractors=1)
+            rows += retrieval(model, tokenizer, "passkey", length, asked=trials, scheme=label)
+    model.train(training)
+    return rows
+
+
+def reach(model: Any) -> float:
+    """How many positions there are: a table that nobody patched ends."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    where = places(base)
+    return float("inf") if is_patched(base) or not where.has_table else float(own_length(where) or "inf")
+
+
+@torch.no_grad()
+def masked_loss(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[Document],
+    length: int,
+    longest: int,
+    reading: Reading,
+    label: str,
+) -> list[Row]:
+    """The loss of hidden tokens among the last ones of a window: the same tokens at every length."""
+    opening, closing = frame(tokenizer)
+    extra = len(opening) + len(closing)
+    windows = spread_windows(documents, length - extra, longest - extra, reading.scored, reading.windows)
+    ids = window_ids(documents, windows, None)
+    means: list[float] = []
+    size = rows_together(length, model.device.type)
+    for start in range(0, len(ids), size):
+        rows, labels = [], []
+        for number, row in enumerate(ids[start : start + size].tolist(), start):
+            hidden, wanted = masked(row, tokenizer.mask_token_id, reading.scored, number)
+            rows.append([*opening, *hidden, *closing])
+            labels.append([*[IGNORED] * len(opening), *wanted, *[IGNORED] * len(closing)])
+        targets = torch.tensor(labels, device=model.device)
+        logits = model(input_ids=torch.tensor(rows, device=model.device)).logits.float()
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+        counts = (targets != IGNORED).sum(1)
+        means += (losses.view(targets.shape).sum(1) / counts).tolist()
+    value, error = mean_and_error(means)
+    details = {"how": "a quarter of the last tokens hidden, the same at every length", "windows": len(windows)}
+    row = Row(
+        task="perplexity", protocol="masked", scheme=label, length=length, metric="loss", value=value, stderr=error,
+        n=len(means), details={**details, "seeds": 0},
+    )  # fmt: skip
+    return [row]
+
+
+def masked(ids: list[int], mask: int, scored: int, seed: int) -> tuple[list[int], list[int]]:
+    """Tokens with a quarter of the last `scored` hidden, and what these were."""
+    chosen = random.Random(seed).sample(range(len(ids) - scored, len(ids)), max(1, scored // 4))
+    labels = [IGNORED] * len(ids)
+    hidden = list(ids)
+    for place in chosen:
+        labels[place], hidden[place] = ids[place], mask
+    return hidden, labels
+
+
+def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The tokens that open and close a text, as the tokenizer itself sets them."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+    return whole[:at], whole[at + len(plain) :]
+
+
+def lengths_upto(trained: int, target: int) -> list[int]:
+    """The trained length and its doubles, up to the target."""
+    found = [trained]
+    while found[-1] * 2 < target:
+        found.append(found[-1] * 2)
+    return found if target <= trained else [*found, target]

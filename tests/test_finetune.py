@@ -1,0 +1,179 @@
+"""The recipes as they are run: real commands in processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_posenc import describe, load
+from hf_posenc.models import NAMES
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = str(ROOT / "recipes" / "finetune.py")
+TINY = sorted((ROOT / "recipes").glob("tiny_*.yaml"))
+CPU = ["--config_file", str(ROOT / "recipes" / "accelerate" / "cpu.yaml")]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+SMALL = [
+    "--data.length=128",
+    "--measure={lengths: [64, 128], windows: 2, scored: 16}",
+    "--train.logging_steps=1",
+    "--train.warmup_steps=0",
+]
+
+pytestmark = pytest.mark.skipif("tiny" not in NAMES, reason="the package was built without its model")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    """A text that takes no time to read."""
+    import argparse
+
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(Path(argparse.__file__).read_text())
+    return f"--data.path={path}"
+
+
+def launched(*words: str) -> list[str]:
+    return [sys.executable, "-m", "accelerate.commands.launch", *words]
+
+
+def run(command: list[str], fails: bool = False) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=300)
+    said = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, said
+    return said
+
+
+def recipe(name: str) -> str:
+    return str(ROOT / "recipes" / f"{name}.yaml")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(next(folder.glob("*.safetensors")))
+
+
+def losses(folder: Path) -> list[float]:
+    return [loss for _, loss in json.loads((folder / "metrics.json").read_text())["facts"]["losses"]]
+
+
+@pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
+def test_small_recipes_run(path, tmp_path, text):
+    output = tmp_path / "out"
+    words = [text, "--train.max_steps=2", "--data.length=256", "--measure={lengths: [64, 128], windows: 2, scored: 16}"]
+    if "control" not in path.stem and "gpt2" not in path.stem and "bert" not in path.stem:
+        words.append("--merge")
+    run([*launched(SCRIPT), str(path), f"--output={output}", *words])
+    made = output / ("adapter" if (output / "adapter").exists() else "model")
+    card = (made / "README.md").read_text()
+    assert "accelerate launch" in card and "transformers" in card and str(path) in card
+    facts = json.loads((output / "metrics.json").read_text())
+    states = list(dict.fromkeys(figure["scheme"] for figure in facts["figures"]))
+    assert states[0] == "unpatched" and states[-1].endswith(", tuned")
+    assert (output / "metrics.png").read_bytes()[:4] == b"\x89PNG"
+    assert facts["facts"]["steps"] == 2 and facts["facts"]["processes"] == 1
+    if (output / "merged").exists():
+        adapted, merged = load(made), load(output / "merged")
+        scheme = json.loads((output / "merged" / "config.json").read_text()).get("posenc", {}).get("scheme")
+        assert scheme == describe(adapted.get_base_model()).scheme == path.stem.removeprefix("tiny_")
+        ids = torch.arange(3, 40)[None]
+        torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, text) -> Path:
+    """A run of six steps that nothing happened to."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    run([sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(output, text)])
+    return output
+
+
+def resumable(output: Path, text: str) -> list[str]:
+    more = ["--train.max_steps=6", "--train.save_steps=2", "--tune.lora.lora_dropout=0.1"]
+    return [text, *SMALL, *more, "--train.per_device_train_batch_size=2", f"--output={output}"]
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole):
+    output = tmp_path / "run"
+    command = [sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(output, text)]
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 240
+        while not (output / "checkpoint-2" / "manifest.json").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert (output / "checkpoint-2").exists() and not (output / "adapter").exists()
+    assert "holds checkpoints of a run" in run(command, fails=True)
+    said = run([*command, "--resume"])
+    assert "Going on from" in said
+    ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+    assert losses(output) == losses(whole)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
+    import shutil
+
+    output = tmp_path / "run"
+    shutil.copytree(whole, output)
+    for name in ("adapter", "metrics.json"):
+        shutil.rmtree(output / name) if (output / name).is_dir() else (output / name).unlink()
+    optimizer = output / "checkpoint-6" / "optimizer.pt"
+    content = bytearray(optimizer.read_bytes())
+    content[len(content) // 2] ^= 255
+    optimizer.write_bytes(content)
+    # The settings name another output, and nothing else may differ.
+    for manifest in output.glob("checkpoint-*/manifest.json"):
+        manifest.write_text(manifest.read_text().replace(str(whole), str(output)))
+    command = [sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(output, text), "--resume"]
+    said = " ".join(run(command).split())
+    assert "checkpoint-6 is not whole: optimizer.pt was altered" in said and "checkpoint-4" in said
+    ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_resumed_with_other_settings_is_refused(text, whole):
+    other = ["--train.learning_rate=1e-4", "--resume"]
+    said = run([sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(whole, text), *other], fails=True)
+    assert "train.learning_rate was 0.002 and is 0.0001" in " ".join(said.split())
+
+
+def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, text):
+    common = [text, *SMALL, "--train.max_steps=3", "--data.passkey=0.0"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    single = [sys.executable, SCRIPT, recipe("tiny_yarn"), *common]
+    run([*single, f"--output={one}", "--train.per_device_train_batch_size=2"])
+    both = ["--train.per_device_train_batch_size=1", "--train.processes=2", f"--output={two}"]
+    run([*launched(*CPU, SCRIPT), recipe("tiny_yarn"), *common, *both])
+    facts = json.loads((two / "metrics.json").read_text())["facts"]
+    assert facts["processes"] == 2 and facts["distributed"].endswith("MULTI_GPU")
+    assert losses(two) == pytest.approx(losses(one), abs=2e-4)
+
+
+def test_a_launch_that_runs_one_process_is_refused(tmp_path, text):
+    words = ["--cpu", "--num_processes", "2", SCRIPT, recipe("tiny_yarn"), text, *SMALL, "--train.processes=2"]
+    said = run([*launched(*words), f"--output={tmp_path / 'out'}"], fails=True)
+    assert "train.processes is 2, and 1 are running" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--data.lenght=3"], "Did you mean 'length'?"),
+        (["--data.length=100000"], "too short"),
+        (["--data.length=2048", "--measure.lengths=[64]"], "made for 1024"),
+        (["--model.path=/nowhere"], "neither config.json"),
+        (["--model.objective=masked", "--data.passkey=0"], "mask token"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(tmp_path, text, words, said):
+    command = [sys.executable, SCRIPT, recipe("tiny_yarn"), text, *SMALL, *words, f"--output={tmp_path / 'out'}"]
+    told = run(command, fails=True)
+    assert said in " ".join(told.split()) and "Traceback" not in told
