@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 MISSING = "hf_posenc: no such attribute"
 
@@ -25,12 +25,12 @@ class Swap:
     def exchange(self) -> None:
         current = getattr(self.target, self.name, MISSING)
         incoming = self.value
-        if isinstance(current, nn.Module) and isinstance(incoming, nn.Module):
+        if _holds_numbers(current) and _holds_numbers(incoming):
             now = _placement(current)
             if (
                 now is not None and self._placed is not None and now != self._placed
             ):  # the model was moved or cast in the meantime
-                incoming.to(device=now[0], dtype=now[1])
+                incoming = _moved(incoming, *now)
             self._placed = _placement(incoming)
         if _same(incoming, MISSING):
             delattr(self.target, self.name)
@@ -93,6 +93,21 @@ def _same(value: Any, other: str) -> bool:
     return isinstance(value, str) and value == other
 
 
-def _placement(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
-    tensors = chain(module.parameters(), module.buffers())
+def _holds_numbers(value: Any) -> bool:
+    return isinstance(value, (nn.Module, Tensor))
+
+
+def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A module, parameter or buffer on another device and in another dtype; the first two stay the same object."""
+    if isinstance(value, nn.Parameter):
+        value.data = value.data.to(device, dtype)
+        return value
+    return value.to(device=device, dtype=dtype)
+
+
+def _placement(value: Any) -> tuple[torch.device, torch.dtype] | None:
+    if isinstance(value, Tensor):
+        return value.device, value.dtype
+    # Buffers first: frequencies that are parameters do not follow the dtype of the model.
+    tensors = chain(value.buffers(), value.parameters())
     return next(((t.device, t.dtype) for t in tensors if t.is_floating_point()), None)
