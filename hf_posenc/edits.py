@@ -20,18 +20,19 @@ class Swap:
     target: Any
     name: str
     value: Any
+    beside: nn.Module | None = None
+    """A module that is moved and cast as the value would be, where nothing takes its place meanwhile."""
     _placed: Any = None
 
     def exchange(self) -> None:
         current = getattr(self.target, self.name, MISSING)
-        incoming = self.value
-        if _holds_numbers(current) and _holds_numbers(incoming):
-            now = _placement(current)
-            if (
-                now is not None and self._placed is not None and now != self._placed
-            ):  # the model was moved or cast in the meantime
+        incoming, guide = self.value, self.beside or current
+        if _holds_numbers(guide) and (_holds_numbers(incoming) or self.beside is not None):
+            now = _placement(guide)
+            moved = now is not None and self._placed is not None and now != self._placed
+            if now is not None and moved and _holds_numbers(incoming):  # the model was moved or cast in the meantime
                 incoming = _moved(incoming, *now)
-            self._placed = _placement(incoming)
+            self._placed = now if self.beside is not None else _placement(incoming)
         if _same(incoming, MISSING):
             delattr(self.target, self.name)
         else:

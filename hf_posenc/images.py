@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from . import attention as _attention  # noqa: F401  importing registers the attention functions
 from .edits import Edit, Hook, Journal, Swap
-from .families.base import ImageFamily
 from .families.towers import ImagePlaces, pair
-from .grades import CONFIG, SEALED, WEIGHTS
 from .grids import FLAG, GridLink, GridReader, before_image, before_patches, before_turning, resized
 from .positions import PREFIX, SEAL
 from .records import Record
@@ -22,8 +20,8 @@ from .sidecar import before_state_dict
 from .sites import Geometry, ImageEffect, OwnGrid
 
 LOST = (
-    "this model was loaded from a patched checkpoint, which does not hold the table or bias that the model had before; "
-    "load the original model instead"
+    "this model was loaded from a patched checkpoint, which does not hold the table or bias that the model had "
+    "before; load the original model instead"
 )
 TEXT_ONLY = ("target_length", "factor", "trained_length")
 
@@ -72,13 +70,6 @@ def original_values(where: ImagePlaces) -> dict[str, Any]:
         "image_size": list(size) if isinstance(size, tuple) else size,
         **{flag: getattr(where.config, flag) for flag in flags},
     }
-
-
-def image_grade(effect: ImageEffect, family: ImageFamily) -> str:
-    """How a checkpoint of this effect travels."""
-    if effect.sealed:
-        return SEALED
-    return CONFIG if effect.own is None and family.table_flag else WEIGHTS
 
 
 def stored_side(geometry: Geometry) -> int:
@@ -135,7 +126,7 @@ def _size_edits(where: ImagePlaces, size: tuple[int, int], own: OwnGrid | None) 
 
 def _bias_edits(where: ImagePlaces, effect: ImageEffect) -> list[Edit]:
     """Takes relative biases away, and says so in the config, as a model without them is built."""
-    edits: list[Edit] = [Swap(site.owner, site.name, None) for site in where.biases]
+    edits: list[Edit] = [Swap(site.owner, site.name, None, beside=where.convolution) for site in where.biases]
     edits += [Swap(where.config, flag, False) for flag in where.family.bias_flags]
     if where.family.table_flag:
         needed = effect.sealed or effect.own is not None
@@ -156,7 +147,7 @@ def _table_edits(
     if effect.table is not None:
         edits.append(Swap(where.root, "posenc_table", effect.table.to(weight.device)))
     if where.family.table_flag and not effect.sealed:
-        return [*edits, Swap(site.owner, site.name, None)]
+        return [*edits, Swap(site.owner, site.name, None, beside=where.convolution)]
     rows = stored_side(geometry) ** 2 if effect.sealed else (size[0] // where.patch[0]) * (size[1] // where.patch[1])
     # Nothing reads it: it is what checkpoints hold.
     blank = weight.new_zeros(special + rows, geometry.hidden_size)

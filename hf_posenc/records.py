@@ -7,8 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from .families import FAMILIES
-from .families.base import IMAGE_FAMILIES
+from .families import FAMILIES, IMAGE_FAMILIES, image_family
 from .positions import LAYOUTS
 from .registry import PosencError, UnsupportedCell
 from .schemes import SCHEMES, Scheme
@@ -147,6 +146,15 @@ def text_section(raw: dict[str, Any]) -> dict[str, Any]:
     """The part of a config.json that speaks of the text model: all of it, unless the model has other parts as well."""
     section = raw.get("text_config")
     return section if isinstance(section, dict) else raw
+
+
+def vision_section(raw: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The part of a config.json of this model type that speaks of images."""
+    family = image_family(kind)
+    if family is None or kind not in family.wholes:
+        return raw
+    section: dict[str, Any] = raw.setdefault("vision_config", {})
+    return section
 
 
 def whole(value: Any) -> bool:

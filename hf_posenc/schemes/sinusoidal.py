@@ -26,7 +26,7 @@ def sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
 
 
 def axis_sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
-    """The sinusoids of each axis, one axis after the other: (..., axes) and (axes, pairs) -> (..., 2 * axes * pairs)."""
+    """The sinusoids of one axis after the other: (..., axes) and (axes, pairs) -> (..., 2 * axes * pairs)."""
     return torch.cat([sinusoids(positions[..., a], inv_freq[a], layout) for a in range(len(inv_freq))], -1)
 
 
