@@ -23,6 +23,8 @@ class Swap:
     beside: nn.Module | None = None
     """A module that is moved and cast as the value would be, where nothing takes its place meanwhile."""
     _placed: Any = None
+    _plain: bool = False
+    """Whether the value is held as Python does, not as a parameter or a module."""
 
     def exchange(self) -> None:
         current = getattr(self.target, self.name, MISSING)
@@ -33,11 +35,12 @@ class Swap:
             if now is not None and moved and _holds_numbers(incoming):  # the model was moved or cast in the meantime
                 incoming = _moved(incoming, *now)
             self._placed = now if self.beside is not None else _placement(incoming)
-        if _same(incoming, MISSING):
+        plain = isinstance(self.target, nn.Module) and self.name in vars(self.target)
+        if _same(incoming, MISSING) or (incoming is None and self._plain):
             delattr(self.target, self.name)
-        else:
+        if not _same(incoming, MISSING):
             setattr(self.target, self.name, incoming)
-        self.value = current
+        self.value, self._plain = current, plain
 
 
 @dataclass
