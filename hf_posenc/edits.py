@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import ismethod
 from itertools import chain
 from typing import Any
 
@@ -27,7 +28,7 @@ class Swap:
     """Whether the value is held as Python does, not as a parameter or a module."""
 
     def exchange(self) -> None:
-        current = getattr(self.target, self.name, MISSING)
+        current = _current(self.target, self.name)
         incoming, guide = self.value, self.beside or current
         if _holds_numbers(guide) and (_holds_numbers(incoming) or self.beside is not None):
             now = _placement(guide)
@@ -95,6 +96,12 @@ def _exchange_all(edits: Sequence[Edit]) -> None:
 def _same(value: Any, other: str) -> bool:
     # By equality, since a model that went through pickle has a copy of the marker.
     return isinstance(value, str) and value == other
+
+
+def _current(target: Any, name: str) -> Any:
+    """What a target has of its own: a method of its class comes back by itself when what hides it is gone."""
+    value = getattr(target, name, MISSING)
+    return MISSING if ismethod(value) and name not in vars(target) else value
 
 
 def _holds_numbers(value: Any) -> bool:

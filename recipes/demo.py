@@ -72,9 +72,7 @@ def main() -> None:
         table.add_row(scheme, *(" ".join(cell(model, scheme)) for model in models.values()))
     console.print(table)
     console.print("0.00: on a RoPE model, rope is what was there, and dynamic_ntk begins past the trained length.")
-    console.print(
-        "refused: schemes that change what a RoPE is told need a model with one, and axial_rope images."
-    )
+    console.print("refused: schemes that change what a RoPE is told need a model with one, and axial_rope images.")
     console.print("\ndescribe(patch_model(llama, 'yarn', target_length=256)):\n")
     print(describe(patch_model(models["llama"], "yarn", target_length=256)))
 
