@@ -280,7 +280,7 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
     if not hasattr(adapted, "merge_and_unload"):
         raise PosencError(f"{adapter} holds no adapter to merge.")
     model: PreTrainedModel = adapted.merge_and_unload()
-    if not model.config.tie_word_embeddings:
+    if not getattr(model.config, "tie_word_embeddings", True):  # models of images have nothing to tie
         # PEFT unties a model whose embeddings were trained: what still shares memory would be saved once only.
         seen: set[int] = set()
         for name, parameter in list(model.named_parameters(remove_duplicate=False)):

@@ -17,15 +17,16 @@ from transformers import PreTrainedModel
 
 from .checkpoint import INDEX, WEIGHTS, model_class_of, reset_length, unpatched_config, weight_files
 from .describe import Description, describe
-from .families import Places, Stack, image_family, places
+from .families import Places, Stack, image_family, image_places, places
 from .files import find, read_json
 from .image_checks import ImageDescription
+from .images import plan_images
 from .measure import measure, own_length
 from .patch import EXISTING
 from .records import Record
 from .registry import PosencError, suggestion
 from .render import plan
-from .restore import apply_record, refuse_other_geometry, restore
+from .restore import refuse_other_geometry, refuse_other_images, restore
 from .rotary import built
 from .schemes import Scheme, scheme_from
 from .sidecar import FILE
@@ -100,7 +101,10 @@ def describe_checkpoint(
         return describe(_described(raw)), settings
     if image_family(str(raw.get("model_type"))) is not None:
         model = _hollow(raw)
-        apply_record(model, record)
+        images = image_places(model)
+        assert images is not None
+        refuse_other_images(images, record)
+        plan_images(images, record.scheme, record.geometry).apply()
         return describe(model), settings
     model, places_ = _skeleton(raw)
     refuse_other_geometry(places_, record)
