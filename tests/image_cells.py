@@ -45,6 +45,9 @@ NAMES = {
 }
 """Schemes with options, as tests call them."""
 CELLS = [(name, family) for name in NAMES for family in FAMILIES]
+SOME = ("vit", "beit_shared", "registers", "siglip")
+"""Families that differ in all that matters: with and without a table, a bias, registers, a class token."""
+FEW_CELLS = [(name, family) for name, family in CELLS if family in SOME]
 
 
 def tiny_images(family, seed=0, **overrides):

@@ -21,6 +21,9 @@ FORCED = {"forced_sdpa": {"attn_implementation": "sdpa"}, "forced_eager": {"attn
 WAYS = {"as_is": {}, **FORCED, "bf16": {"dtype": "bfloat16"}, "wide": {}}
 """How a stranger may load, and the last on an image of another shape."""
 PLAIN = ("learned", "none")
+STRANGERS = [
+    (name, family) for name, family in CELLS if name in ("axial_rope", "sinusoidal", *PLAIN) or family == "vit"
+]
 
 
 def disturbed(model):
@@ -61,8 +64,8 @@ def test_a_checkpoint_comes_back_exactly(name, family, tmp_path):
     assert (str(found), adapter) == (str(describe(model)), None)
 
 
-@pytest.mark.parametrize("first", ["axial_rope", "learned", "none"])
-@pytest.mark.parametrize("second", ["mixed", "sinusoidal", "none", "learned"])
+@pytest.mark.parametrize("first", ["axial_rope", "learned"])
+@pytest.mark.parametrize("second", ["mixed", "none", "learned"])
 @pytest.mark.parametrize("family", ["vit", "beit", "clip"])
 def test_patching_a_loaded_model(first, second, family, tmp_path):
     save(patched_images(first, family), tmp_path / "a")
@@ -93,6 +96,7 @@ def test_half_precision(name, tmp_path):
     assert torch.equal(states(load(tmp_path / "b"), images), states(half, images))
 
 
+@pytest.mark.filterwarnings("ignore:.*was loaded with")
 @pytest.mark.parametrize("name", NAMES)
 def test_another_head_and_shards(name, tmp_path):
     model = patched_images(name, "vit")
@@ -256,11 +260,15 @@ def answer(model, images, way):
     return output.logits if "logits" in output else output.last_hidden_state
 
 
+def ways_of(name):
+    return list(WAYS) if name in PLAIN else ["as_is", *FORCED]
+
+
 def jobs_for(name, family, folder):
     model = disturbed(patched_images(name, family))
     save(model, folder / f"{name}-{family}")
     side, jobs = 48 if name == "learned" else 32, {}
-    for way, arguments in WAYS.items():
+    for way in ways_of(name):
         images = pixels(2, *(WIDE if way == "wide" else (side, side)))
         expected = answer(model, images, way) if name in PLAIN else torch.zeros(1)  # sealed: not to answer at all
         file = folder / f"{name}-{family}-{way}.safetensors"
@@ -268,7 +276,7 @@ def jobs_for(name, family, folder):
         jobs[f"{name}-{family} {way}"] = {
             "path": str(folder / f"{name}-{family}"),
             "auto": FAMILIES[family][0].__name__,
-            "arguments": arguments,
+            "arguments": WAYS[way],
             "expected": str(file),
             "key": way,
         }
@@ -279,7 +287,7 @@ def jobs_for(name, family, folder):
 def verdicts(tmp_path_factory):
     """One process for all, and a checkpoint that is wrong on purpose."""
     folder, jobs = tmp_path_factory.mktemp("images"), {}
-    for name, family in CELLS:
+    for name, family in STRANGERS:
         jobs |= jobs_for(name, family, folder)
     spoilt = jobs_for("learned", "vit", folder)
     tensors = load_file(folder / "learned-vit" / "model.safetensors")
@@ -296,12 +304,12 @@ OWN_SIZES = ("vit", "deit", "clip", "siglip")
 """Families whose own code refuses other sizes, unless it is told to resize its table."""
 
 
-@pytest.mark.parametrize(("name", "family"), CELLS)
+@pytest.mark.parametrize(("name", "family"), STRANGERS)
 def test_a_stranger_gets_the_same_or_nothing(name, family, verdicts):
-    found = {way: verdicts[f"{name}-{family} {way}"] for way in WAYS}
+    found = {way: verdicts[f"{name}-{family} {way}"] for way in ways_of(name)}
     if name not in PLAIN:
         assert all(verdict.startswith("refused") for verdict in found.values()), found
-        assert all("hf_posenc.load" in found[way] for way in WAYS if way not in FORCED), found
+        assert "hf_posenc.load" in found["as_is"]  # who forces an attention has read the message already
         return
     wide = found.pop("wide")
     assert set(found.values()) == {"exact"}, found

@@ -8,8 +8,10 @@ import torch
 from image_cells import (
     CELLS,
     FAMILIES,
+    FEW_CELLS,
     NAMES,
     PATCH,
+    SOME,
     SPECIAL,
     patched_images,
     pixels,
@@ -38,6 +40,7 @@ from hf_posenc.families import image_places
 from hf_posenc.grids import GridReader
 
 every_cell = pytest.mark.parametrize(("name", "family"), CELLS)
+few_cells = pytest.mark.parametrize(("name", "family"), FEW_CELLS)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 TRAINED = {"mixed": "posenc_rotation", "fourier": "posenc_table"}
 """What brings parameters of its own, and where."""
@@ -80,7 +83,7 @@ def test_no_two_schemes_are_alike(family):
             assert name == other or (one - two).abs().max() > 0.02, (name, other)
 
 
-@every_cell
+@few_cells
 def test_patching_anew_equals_patching_once(name, family):
     before = list(NAMES)[list(NAMES).index(name) - 1]
     fresh, model = patched_images(name, family), patched_images(before, family)
@@ -118,7 +121,7 @@ def test_rows_and_columns_are_told_apart(name, family):
     assert (states(model, turned) - states(model, image)[:, order]).abs().max() > 0.02
 
 
-@every_cell
+@few_cells
 def test_eager_equals_sdpa(name, family):
     one, other = (patched_images(name, family, attn_implementation=kernel) for kernel in ("eager", "sdpa"))
     close(states(one, pixels(2, *WIDE)), states(other, pixels(2, *WIDE)))
@@ -127,7 +130,7 @@ def test_eager_equals_sdpa(name, family):
 # --- a patched model is a model ---
 
 
-@every_cell
+@few_cells
 def test_copies_and_pickles_are_models_of_their_own(name, family):
     model = patched_images(name, family)
     expected = states(model, pixels(2, *WIDE))
@@ -141,7 +144,7 @@ def test_copies_and_pickles_are_models_of_their_own(name, family):
         assert torch.equal(states(model, pixels(2, *WIDE)), expected)
 
 
-@every_cell
+@few_cells
 def test_positions_stay_in_fp32_in_a_bf16_model(name, family):
     model = patched_images(name, family).to(torch.bfloat16)
     check_model(model)
@@ -164,7 +167,7 @@ def gradients(model, *sizes):
 
 
 @pytest.mark.parametrize("name", ["axial_rope", "mixed", "fourier", "learned"])
-@every_family
+@pytest.mark.parametrize("family", SOME)
 def test_gradient_checkpointing_with_several_sizes_under_way(name, family):
     """What is computed again for the gradient is of the size that it was."""
     model = patched_images(name, family).train()
