@@ -179,7 +179,8 @@ def test_gradient_checkpointing_with_several_sizes_under_way(name, family):
     expected = gradients(model, WIDE, (32, 32), (40, 24))
     ours = [key for key in expected if "posenc" in key]
     assert len(ours) == (name in TRAINED)
-    assert all(expected[key].abs().max() > 1e-6 for key in ours)
+    for key in ours:  # the first dimension is that of layers or axes, each of which has its own
+        assert (expected[key].flatten(1).abs().amax(1) > 1e-6).all()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     found = gradients(model, WIDE, (32, 32), (40, 24))
     assert set(found) == set(expected)
