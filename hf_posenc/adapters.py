@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .describe import record_of
-from .families import places
+from .families import image_places, places
 from .files import find, read_json
 from .patch import is_patched
 from .records import Record
@@ -57,7 +57,7 @@ def load_adapter(
 
 
 def refuse_other_positions(model: PreTrainedModel, record: Record | None, path: str) -> None:
-    live = record_of(places(model)) if is_patched(model) else None
+    live = record_of(image_places(model) or places(model)) if is_patched(model) else None
     if record is None:
         if live is not None:
             warnings.warn(

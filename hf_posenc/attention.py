@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from . import kernels
+from .grids import GridLink
 from .kernels import is_causal
 from .positions import PREFIX, Call, Positions, rotate
 from .registry import PosencError
@@ -51,6 +52,9 @@ def attend(
     if link.root is None:
         own = {} if position_bias is None else {"position_bias": position_bias}
         return kernel(module, query, key, value, attention_mask, **own, **kwargs)
+    if isinstance(link, GridLink):
+        mask, grid = link.told(attention_mask)
+        return kernel(module, *link.turn(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
     shared: Positions = link.shared
     bias = link.bias

@@ -14,15 +14,16 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTra
 
 from .adapters import load_adapter
 from .describe import check_model
-from .families import FAMILIES, Family, places
+from .families import FAMILIES, Family, image_places, places
 from .files import HUB, find, read_json
 from .grades import is_sealed
+from .images import stored_side
 from .measure import own_length
 from .models import model_path
 from .patch import is_patched, refuse_unpatchable
 from .portable import write_portable
 from .positions import SEAL
-from .records import Record, text_section
+from .records import Record, text_section, vision_section
 from .registry import PosencError
 from .restore import restore
 from .rotary import hushed
@@ -151,14 +152,17 @@ def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) 
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise PosencError(f"config.json names the model type {kind!r}, which this transformers does not know.")
     cls = CONFIG_MAPPING[kind]
-    if record is not None:
+    images = record is not None and bool(record.geometry.grid)
+    if record is not None and images:
+        _put_stored_size(vision_section(values, kind), record, kwargs)
+    elif record is not None:
         _put_back(text_section(values), cls, record, kwargs)
     try:
         config, rest = cls.from_dict(values, return_unused_kwargs=True, **kwargs)
     except Exception as error:  # whatever a hand-edited config makes transformers stumble over
         raise PosencError(f"config.json does not make a {kind!r} config: {error}") from None
     family = next((f for f in FAMILIES.values() if kind in f.model_types), None)
-    if record is not None and family is not None and family.table:
+    if record is not None and not images and family is not None and family.table:
         setattr(config, family.length, _stored_length(family, config, record))
     return config, rest
 
@@ -175,6 +179,16 @@ def _put_back(section: dict[str, Any], cls: Any, record: Record, kwargs: dict[st
         section[own[key]] = copy.deepcopy(value)
 
 
+def _put_stored_size(section: dict[str, Any], record: Record, kwargs: dict[str, Any]) -> None:
+    """Let the section of a config that speaks of images say what the weights in a checkpoint were made for."""
+    given = sorted(set(record.original) & set(kwargs))
+    if given:
+        raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
+    if record.scheme.on_images(record.geometry).sealed:
+        height, width = (stored_side(record.geometry) * side for side in record.geometry.patch)
+        section["image_size"] = height if height == width else [height, width]
+
+
 def _stored_length(family: Family, config: Any, record: Record) -> int:
     """What the weights in a checkpoint were made for: a sealed table has one row, another one as many as promised."""
     effects = record.effects().values()
@@ -187,9 +201,10 @@ def _stored_length(family: Family, config: Any, record: Record) -> int:
 
 def reset_length(config: Any, record: Record) -> None:
     """Let the config of a model just loaded say what it said before the patch."""
+    part = getattr(config, "vision_config", config) if record.geometry.grid else config.get_text_config()
     for key, value in record.original.items():
         if key != "rope_parameters":
-            setattr(config.get_text_config(), key, value)
+            setattr(part, key, copy.deepcopy(value))
 
 
 def _load_parameters(model: PreTrainedModel, where: str, hub: dict[str, Any]) -> None:
@@ -199,8 +214,7 @@ def _load_parameters(model: PreTrainedModel, where: str, hub: dict[str, Any]) ->
         return
     files = weight_files(where, hub)
     for name, parameter in wanted.items():
-        tail = name[name.index("posenc_") :]
-        key = next((k for k in files if k in (name, tail) or k.endswith("." + tail)), None)
+        key = _stored_name(name, files)
         if key is None:
             raise PosencError(f"{where} lacks {name!r}, which its scheme needs: the checkpoint is not whole.")
         with safe_open(files[key], framework="pt") as stored:
@@ -209,6 +223,16 @@ def _load_parameters(model: PreTrainedModel, where: str, hub: dict[str, Any]) ->
             raise PosencError(f"{name!r} in {where} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}.")
         with torch.no_grad():
             parameter.copy_(tensor)
+
+
+def _stored_name(name: str, files: dict[str, str]) -> str | None:
+    """A parameter's name in the files, which may lack the prefix of the base model, or have one more."""
+    tail = name[name.index("posenc_") :]
+    fitting = [k for k in files if k == tail or k.endswith("." + tail)]
+    # An encoder and a decoder each have one: the name that agrees furthest from its end is meant.
+    parts = name.split(".")[::-1]
+    shared = {k: [a == b for a, b in zip(k.split(".")[::-1], parts, strict=False)] for k in fitting}
+    return max(fitting, key=lambda k: (shared[k] + [False]).index(False), default=None)
 
 
 def weight_files(where: str, hub: dict[str, Any]) -> dict[str, str]:
@@ -257,7 +281,7 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
     if not hasattr(adapted, "merge_and_unload"):
         raise PosencError(f"{adapter} holds no adapter to merge.")
     model: PreTrainedModel = adapted.merge_and_unload()
-    if not model.config.tie_word_embeddings:
+    if not getattr(model.config, "tie_word_embeddings", True):  # models of images have nothing to tie
         # PEFT unties a model whose embeddings were trained: what still shares memory would be saved once only.
         seen: set[int] = set()
         for name, parameter in list(model.named_parameters(remove_duplicate=False)):
@@ -268,7 +292,8 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
     save(model, out)
     tokenizer = tokenizer_of(os.fspath(adapter), adapted.peft_config["default"].base_model_name_or_path)
     if tokenizer is not None:
-        tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
+        if image_places(model) is None:
+            tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
         tokenizer.save_pretrained(out)
     return model
 

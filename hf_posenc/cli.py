@@ -18,8 +18,9 @@ from .checkpoint import merge as merge_adapter
 from .describe import Description
 from .evaluation.commands import COMMANDS
 from .export import describe_checkpoint, patch_checkpoint
-from .families import FAMILIES
+from .families import FAMILIES, IMAGE_FAMILIES
 from .grades import KINDS, MEANING, cells, serving_advice
+from .image_checks import ImageDescription
 from .registry import PosencError
 from .schemes import SCHEMES
 from .verified import summary
@@ -77,6 +78,8 @@ def families(
         table.add_row(
             family.name, family.positions, ", ".join(family.model_types) or "every other that follows the conventions"
         )
+    for images in IMAGE_FAMILIES.values():
+        table.add_row(images.name, f"{images.positions}, of images", ", ".join((*images.model_types, *images.wholes)))
     Console().print(table)
 
 
@@ -109,9 +112,10 @@ def parsed_options(given: list[str]) -> dict[str, Any]:
     return options
 
 
-def show(description: Description) -> None:
+def show(description: Description | ImageDescription) -> None:
     print(description)
-    print(f"{'other runtimes':<22}{serving_advice(description.scheme, description.portability)}")
+    if isinstance(description, Description):  # of those that serve images nothing is known
+        print(f"{'other runtimes':<22}{serving_advice(description.scheme, description.portability)}")
 
 
 @app.command()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .families import Group, Places, Stack, places
+from .families import Group, ImagePlaces, Places, Stack, image_places, places
 from .faults import attention_faults, rotary_faults, table_faults
 from .grades import MEANING, grade
+from .image_checks import ImageDescription, describe_images, image_faults, listed
 from .measure import chosen, own_length, own_rope, rope_of
 from .patch import journal_of, refuse_strangers
 from .records import Record
@@ -52,19 +53,15 @@ class Description:
     portability: str
 
     def __str__(self) -> str:
-        lines = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None or value == {}:
-                continue
-            text = f"{value:.6g}" if isinstance(value, float) else str(value)
-            lines.append(f"{field.name.replace('_', ' '):<22}{text}")
-        return "\n".join(lines)
+        return listed(self)
 
 
-def describe(model: Any) -> Description:
+def describe(model: Any) -> Description | ImageDescription:
     """Tell how the live model knows positions. Frequencies and scales are read from its modules."""
     model = bare(model)
+    images = image_places(model)
+    if images is not None:
+        return describe_images(images, record_of(images))
     where = places(model)
     record = record_of(where)
     group = _group(where, record)
@@ -178,7 +175,7 @@ def _bias(where: Places, group: Group) -> str:
     return str(next((bias for bias in found if bias is not None), own))
 
 
-def record_of(where: Places) -> Record | None:
+def record_of(where: Places | ImagePlaces) -> Record | None:
     data = getattr(where.model.config, "posenc", None)
     return None if data is None else Record.from_dict(data)
 
@@ -186,17 +183,19 @@ def record_of(where: Places) -> Record | None:
 def check_model(model: Any) -> None:
     """Raise where the live model does not do what its config says, with every disagreement found."""
     model = bare(model)
-    where = places(model)
+    where = image_places(model) or places(model)
     record = record_of(where)
     if record is None and journal_of(model) is not None:
         faults = ["the model is patched, and its config has lost the 'posenc' record"]
     elif record is None:
-        faults = rotary_faults(where, {})
+        faults = rotary_faults(where, {}) if isinstance(where, Places) else []
     elif journal_of(model) is None:
         faults = [
             f"the config says that the model is patched with {record.scheme.name!r}, and no patch is in place; "
             "load the checkpoint with hf_posenc.load"
         ]
+    elif isinstance(where, ImagePlaces):
+        faults = image_faults(where, record)
     else:
         effects = record.effects()
         faults = rotary_faults(where, effects) + attention_faults(where, record, effects)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import ismethod
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 MISSING = "hf_posenc: no such attribute"
 
@@ -20,23 +21,27 @@ class Swap:
     target: Any
     name: str
     value: Any
+    beside: nn.Module | None = None
+    """A module that is moved and cast as the value would be, where nothing takes its place meanwhile."""
     _placed: Any = None
+    _plain: bool = False
+    """Whether the value is held as Python does, not as a parameter or a module."""
 
     def exchange(self) -> None:
-        current = getattr(self.target, self.name, MISSING)
-        incoming = self.value
-        if isinstance(current, nn.Module) and isinstance(incoming, nn.Module):
-            now = _placement(current)
-            if (
-                now is not None and self._placed is not None and now != self._placed
-            ):  # the model was moved or cast in the meantime
-                incoming.to(device=now[0], dtype=now[1])
-            self._placed = _placement(incoming)
-        if _same(incoming, MISSING):
+        current = _current(self.target, self.name)
+        incoming, guide = self.value, self.beside or current
+        if _holds_numbers(guide) and (_holds_numbers(incoming) or self.beside is not None):
+            now = _placement(guide)
+            moved = now is not None and self._placed is not None and now != self._placed
+            if now is not None and moved and _holds_numbers(incoming):  # the model was moved or cast in the meantime
+                incoming = _moved(incoming, *now)
+            self._placed = now if self.beside is not None else _placement(incoming)
+        plain = isinstance(self.target, nn.Module) and self.name in vars(self.target)
+        if _same(incoming, MISSING) or (incoming is None and self._plain):
             delattr(self.target, self.name)
-        else:
+        if not _same(incoming, MISSING):
             setattr(self.target, self.name, incoming)
-        self.value = current
+        self.value, self._plain = current, plain
 
 
 @dataclass
@@ -93,6 +98,27 @@ def _same(value: Any, other: str) -> bool:
     return isinstance(value, str) and value == other
 
 
-def _placement(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
-    tensors = chain(module.parameters(), module.buffers())
+def _current(target: Any, name: str) -> Any:
+    """What a target has of its own: a method of its class comes back by itself when what hides it is gone."""
+    value = getattr(target, name, MISSING)
+    return MISSING if ismethod(value) and name not in vars(target) else value
+
+
+def _holds_numbers(value: Any) -> bool:
+    return isinstance(value, (nn.Module, Tensor))
+
+
+def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A module, parameter or buffer on another device and in another dtype; the first two stay the same object."""
+    if isinstance(value, nn.Parameter):
+        value.data = value.data.to(device, dtype)
+        return value
+    return value.to(device=device, dtype=dtype)
+
+
+def _placement(value: Any) -> tuple[torch.device, torch.dtype] | None:
+    if isinstance(value, Tensor):
+        return value.device, value.dtype
+    # Buffers first: frequencies that are parameters do not follow the dtype of the model.
+    tensors = chain(value.buffers(), value.parameters())
     return next(((t.device, t.dtype) for t in tensors if t.is_floating_point()), None)

@@ -17,14 +17,16 @@ from transformers import PreTrainedModel
 
 from .checkpoint import INDEX, WEIGHTS, model_class_of, reset_length, unpatched_config, weight_files
 from .describe import Description, describe
-from .families import Places, Stack, places
+from .families import Places, Stack, image_family, image_places, places
 from .files import find, read_json
+from .image_checks import ImageDescription
+from .images import plan_images
 from .measure import measure, own_length
 from .patch import EXISTING
 from .records import Record
 from .registry import PosencError, suggestion
 from .render import plan
-from .restore import refuse_other_geometry, restore
+from .restore import refuse_other_geometry, refuse_other_images, restore
 from .rotary import built
 from .schemes import Scheme, scheme_from
 from .sidecar import FILE
@@ -39,7 +41,7 @@ def patch_checkpoint(
     existing: str | None = None,
     layer_types: Sequence[str] | str | None = None,
     **options: Any,
-) -> Description:
+) -> Description | ImageDescription:
     """Write a patched copy of the checkpoint in directory `source`, and tell what it does.
 
     Where the scheme lives in the config no weights are read; else only the shard that holds the position table is
@@ -52,6 +54,11 @@ def patch_checkpoint(
     if not os.path.isdir(origin):
         raise PosencError(f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk.")
     raw = _config_of(origin)
+    if image_family(str(raw.get("model_type"))) is not None:
+        raise PosencError(
+            f"{origin} is a model of images, which are not patched on disk: load it, patch_model it, and save it with "
+            "hf_posenc.save."
+        )
     model, where = _skeleton(raw)
     files = weight_files(origin, {})
     keys = _table_keys(where, files)
@@ -72,7 +79,9 @@ def patch_checkpoint(
     return describe(model)
 
 
-def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Description, dict[str, Any] | None]:
+def describe_checkpoint(
+    path: str | os.PathLike[str], **hub: Any
+) -> tuple[Description | ImageDescription, dict[str, Any] | None]:
     """What the model at `path` would do, without its weights; and, for an adapter, the adapter's own config."""
     where = os.fspath(path)
     adapter = find(where, "adapter_config.json", hub)
@@ -90,6 +99,13 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
         )
     if record is None or "posenc" in raw:
         return describe(_described(raw)), settings
+    if image_family(str(raw.get("model_type"))) is not None:
+        model = _hollow(raw)
+        images = image_places(model)
+        assert images is not None
+        refuse_other_images(images, record)
+        plan_images(images, record.scheme, record.geometry).apply()
+        return describe(model), settings
     model, places_ = _skeleton(raw)
     refuse_other_geometry(places_, record)
     plan(places_, record.scheme, record.geometries).apply()
@@ -97,7 +113,8 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
 
 
 def _described(raw: dict[str, Any]) -> PreTrainedModel:
-    model, _ = _skeleton(raw)
+    images = image_family(str(raw.get("model_type"))) is not None
+    model = _hollow(raw) if images else _skeleton(raw)[0]
     if "posenc" in raw:
         restore(model, Record.from_dict(raw["posenc"]), raw)
     return model
@@ -112,15 +129,9 @@ def _config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
 
 def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     """The model of a config, before any patch, with shapes but without weights."""
-    record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
-    config, _ = unpatched_config(raw, record)
-    cls = model_class_of(raw, None)
-    with torch.device("meta"):
-        model = cls(config)
-    if record is not None:
-        reset_length(model.config, record)
+    model = _hollow(raw)
     where = places(model)
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
     for stack in where.stacks:
         for site in stack.rotaries:  # frequencies are not weights: they come from the config
             setattr(site.owner, site.name, built(site.module, stack.config))
@@ -130,6 +141,18 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
             table = stack.table.module
             table.weight = nn.Parameter(torch.empty(table.weight.shape, dtype=dtype))
     return model, where
+
+
+def _hollow(raw: dict[str, Any]) -> PreTrainedModel:
+    """As `_skeleton`, with nothing in memory at all."""
+    record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
+    config, _ = unpatched_config(raw, record)
+    cls = model_class_of(raw, None)
+    with torch.device("meta"):
+        model: PreTrainedModel = cls(config)
+    if record is not None:
+        reset_length(model.config, record)
+    return model
 
 
 def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]:

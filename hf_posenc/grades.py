@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from .families import FAMILIES, Family
+from dataclasses import replace
+
+from .families import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily
 from .registry import PosencError, UnsupportedCell
 from .schemes import SCHEMES, Scheme
-from .sites import Effect, Geometry
+from .sites import Effect, Geometry, ImageEffect
 
 CONFIG, WEIGHTS, SEALED = "config", "weights", "sealed"
-KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope"}
+IMAGES = "images"
+KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope", IMAGES: "vit"}
 """What a model's own positions can be, and a family that has them: who can load a scheme depends on that alone."""
 MEANING = {
     CONFIG: "any transformers loads it right, from its config",
@@ -33,6 +36,13 @@ def grade(effect: Effect, family: Family) -> str:
     return WEIGHTS if family.table else CONFIG
 
 
+def image_grade(effect: ImageEffect, family: ImageFamily) -> str:
+    """How a checkpoint of this effect travels: plain transformers can read a table of one size, and resize it."""
+    if effect.sealed:
+        return SEALED
+    return CONFIG if effect.own is None and family.table_flag else WEIGHTS
+
+
 def refuse_lost_bias(effect: Effect, family: Family) -> None:
     """Raise where a scheme keeps a model's own positions, and those are a bias, which a patch cannot keep."""
     if effect.pattern is not None and family.bias:
@@ -54,6 +64,12 @@ def sample_geometry(family: Family) -> Geometry:
     )
 
 
+def sample_image_geometry() -> Geometry:
+    """The same, of a model of images."""
+    base = sample_geometry(FAMILIES["nope"])
+    return replace(base, causal=False, trained_length=196, grid=(14, 14), patch=(16, 16), layers=12)
+
+
 def sample_scheme(name: str) -> Scheme:
     """A scheme with only what it must be told."""
     cls = SCHEMES[name]
@@ -66,12 +82,18 @@ def cells() -> dict[tuple[str, str], str]:
     for name in SCHEMES:
         for kind, family in KINDS.items():
             try:
-                effect = sample_scheme(name).effect(sample_geometry(FAMILIES[family]))
-                refuse_lost_bias(effect, FAMILIES[family])
-                table[name, kind] = grade(effect, FAMILIES[family])
+                table[name, kind] = _cell(sample_scheme(name), kind, family)
             except PosencError as reason:
                 table[name, kind] = f"refused: {reason}"
     return table
+
+
+def _cell(scheme: Scheme, kind: str, family: str) -> str:
+    if kind == IMAGES:
+        return image_grade(scheme.on_images(sample_image_geometry()), IMAGE_FAMILIES[family])
+    effect = scheme.effect(sample_geometry(FAMILIES[family]))
+    refuse_lost_bias(effect, FAMILIES[family])
+    return grade(effect, FAMILIES[family])
 
 
 def serving_advice(scheme: str, portability: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 
 from .edits import Journal
-from .families import places
+from .families import image_places, places
+from .images import measure_images, plan_images
 from .measure import measure
 from .registry import PosencError, UnsupportedModel, suggestion
 from .render import plan
@@ -37,7 +38,8 @@ def patch_model(
     A RoPE that is scaled already is extended from where it stands (`existing="extend"`, the default, with a warning
     unless given) or dropped for the plain RoPE below it (`existing="replace"`). Where a model keeps RoPE parameters
     per type of layer, layers with a sliding window are left alone; `layer_types` names others, or "all". A patched
-    model is patched anew from its original. Whatever raises leaves the model as it was.
+    model is patched anew from its original. On a model of images the rows and columns of each image are its positions,
+    and lengths make no sense. Whatever raises leaves the model as it was.
     """
     refuse_unpatchable(model)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
@@ -48,15 +50,22 @@ def patch_model(
     if before is not None:
         before.undo()
     try:
-        where = places(model)
-        geometries = measure(where, chosen, existing, layer_types)
-        journal = plan(where, chosen, geometries, lost=before.final if before else None)
-        journal.apply()
+        _planned(model, chosen, existing, layer_types, before.final if before else None).apply()
     except BaseException:
         if before is not None:
             before.apply()
         raise
     return model
+
+
+def _planned(
+    model: PreTrainedModel, scheme: Scheme, existing: str | None, layer_types: Any, lost: str | None
+) -> Journal:
+    images = image_places(model)
+    if images is not None:
+        return plan_images(images, scheme, measure_images(images, scheme, existing, layer_types), lost=lost)
+    where = places(model)
+    return plan(where, scheme, measure(where, scheme, existing, layer_types), lost=lost)
 
 
 def unpatch_model(model: M) -> M:

@@ -10,20 +10,27 @@ from torch import nn
 
 
 def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tuple[str, ...] = ()) -> None:
-    """Let `apply` move and cast a module, and put back its fp32 buffers, moved but not cast.
+    """Let `apply` move and cast a module, and put back its fp32 buffers and parameters, moved but not cast.
 
     bfloat16 knows 1,409 numbers below 131,072; a frequency rounded to it is radians off at a long position.
     """
     buffers = dict(module.named_buffers(recurse=False))
+    trained = {name: p.data for name, p in module.named_parameters(recurse=False)}
     apply()
     for name, buffer in buffers.items():
         moved = getattr(module, name)
         if buffer.dtype == torch.float32 and moved.dtype != torch.float32 and name not in cast:
             setattr(module, name, buffer.to(moved.device))
+    for name, data in trained.items():
+        parameter = getattr(module, name)
+        if data.dtype == torch.float32 and parameter.dtype != torch.float32:
+            parameter.data = data.to(parameter.device)
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.float()
 
 
 class Fp32Buffers(nn.Module):
-    """A module whose fp32 buffers follow the model's device but not its dtype."""
+    """A module whose fp32 buffers, and parameters of its own, follow the model's device but not its dtype."""
 
     follows_dtype: tuple[str, ...] = ()
     """Buffers that are cast all the same."""

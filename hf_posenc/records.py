@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from .families import FAMILIES
+from .families import FAMILIES, IMAGE_FAMILIES, image_family
 from .positions import LAYOUTS
 from .registry import PosencError, UnsupportedCell
 from .schemes import SCHEMES, Scheme
@@ -69,7 +69,7 @@ class Record:
 def written_geometry(geometry: Geometry) -> dict[str, Any]:
     """A geometry as JSON holds it, without what says nothing."""
     given = {f.name: getattr(geometry, f.name) for f in dataclasses.fields(geometry)}
-    plain = {"layout": "halves", "unturned": (), "rope": None}
+    plain = {"layout": "halves", "unturned": (), "rope": None, "grid": (), "patch": (), "layers": 0}
     values = {k: v for k, v in given.items() if k not in plain or v != plain[k]}
     return {k: list(v) if isinstance(v, tuple) else copy.deepcopy(v) for k, v in values.items()}
 
@@ -95,13 +95,17 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
             good = value in LAYOUTS
         elif name == "unturned":
             good = isinstance(value, list) and all(isinstance(n, int) and n >= 0 for n in value)
+        elif name in ("grid", "patch"):
+            good = isinstance(value, list) and len(value) == 2 and all(map(whole, value))
         elif name == "initializer_range":
             good = finite(value) and value >= 0
         else:
             good = whole(value)
         if not good:
             raise PosencError(f"The geometry of a posenc record has {name}={value!r}, which makes no sense.")
-    values: dict[str, Any] = {k: tuple(v) if k == "unturned" else v for k, v in data.items()}
+    if len({"grid", "patch", "layers"} & set(data)) not in (0, 3):
+        raise PosencError("The geometry of a posenc record has some of grid, patch and layers, and not all: damaged.")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return Geometry(**values)
 
 
@@ -124,11 +128,15 @@ def is_rope(value: Any) -> bool:
 def read_original(data: dict[str, Any]) -> dict[str, Any]:
     lengths = sorted({family.length for family in FAMILIES.values()})
     switches = sorted({family.switch[0] for family in FAMILIES.values() if family.switch})
-    _keys(data, (), ["rope_parameters", *lengths, *switches], "The original of a posenc record")
+    for image in IMAGE_FAMILIES.values():
+        switches += [*image.bias_flags, *filter(None, [image.table_flag])]
+    _keys(data, (), ["rope_parameters", "image_size", *lengths, *switches], "The original of a posenc record")
     rope = data.get("rope_parameters")
     sets = [rope] if is_rope(rope) or not isinstance(rope, dict) else list(rope.values())
     good = all(whole(data[name]) for name in lengths if name in data)
     good &= all(isinstance(data[name], bool) for name in switches if name in data)
+    size = data.get("image_size", 1)
+    good &= all(map(whole, size)) and len(size) == 2 if isinstance(size, list) else whole(size)
     if not good or any(one is not None and not is_rope(one) for one in sets):
         raise PosencError(f"The original of a posenc record makes no sense: {data!r}.")
     return copy.deepcopy(data)
@@ -138,6 +146,15 @@ def text_section(raw: dict[str, Any]) -> dict[str, Any]:
     """The part of a config.json that speaks of the text model: all of it, unless the model has other parts as well."""
     section = raw.get("text_config")
     return section if isinstance(section, dict) else raw
+
+
+def vision_section(raw: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The part of a config.json of this model type that speaks of images."""
+    family = image_family(kind)
+    if family is None or kind not in family.wholes:
+        return raw
+    section: dict[str, Any] = raw.setdefault("vision_config", {})
+    return section
 
 
 def whole(value: Any) -> bool:

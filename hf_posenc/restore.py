@@ -9,40 +9,94 @@ from transformers import PreTrainedModel
 
 from .describe import check_model
 from .edits import Journal, Swap
-from .families import Places, places
+from .families import ImagePlaces, Places, image_places, places
+from .families.towers import pair
 from .grades import is_sealed
+from .images import image_sizes, original_values, plan_images
 from .measure import sizes
-from .records import Record, text_section
+from .records import Record, text_section, vision_section
 from .registry import PosencError
 from .render import original_of, plan
 
 
 def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
     """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
+    images = image_places(model)
+    if images is not None:
+        return _restore_images(images, record, raw)
     where = places(model)
     refuse_other_geometry(where, record)
     # A file keeps its keys in the order of the alphabet, the model its groups in their own.
     ordered = {g.name: record.geometries[g.name] for g in where.groups() if g.name in record.geometries}
     record = replace(record, geometries=ordered)
     journal = plan(where, record.scheme, record.geometries, loaded=record)
-    _refuse_contradictions(where, record, raw, journal)
+    sealed = any(is_sealed(effect, where.family) for effect in record.effects().values())
+    _refuse_contradictions(where, text_section(raw), record, raw, journal, sealed)
+    journal.apply()
+
+
+def _restore_images(where: ImagePlaces, record: Record, raw: dict[str, Any]) -> None:
+    refuse_other_images(where, record)
+    journal = plan_images(where, record.scheme, record.geometry, loaded=record)
+    defaults = type(where.config)()  # which the file leaves out of parts of a config
+    section = {"image_size": defaults.image_size, **vision_section(raw, where.model.config.model_type)}
+    sealed = record.scheme.on_images(record.geometry).sealed
+    _refuse_contradictions(where, section, record, raw, journal, sealed)
+    resized = any(
+        isinstance(edit, Swap) and edit.name == "image_size" and edit.target is where.config for edit in journal.edits
+    )
+    if not resized and section["image_size"] != record.original["image_size"]:
+        raise PosencError(
+            f"config.json contradicts itself: it has image_size={section['image_size']!r}, and its posenc record was "
+            f"made for {record.original['image_size']!r}. Restore the file, or patch the original anew."
+        )
     journal.apply()
 
 
 def apply_record(model: PreTrainedModel, record: Record) -> None:
     """Patch an original model as a record says; raises if it is not the original that the record was made on."""
-    where = places(model)
-    refuse_other_geometry(where, record)
-    if record.original != original_of(where):
+    where = image_places(model) or places(model)
+    if isinstance(where, ImagePlaces):
+        refuse_other_images(where, record)
+        found = original_values(where)
+    else:
+        refuse_other_geometry(where, record)
+        found = original_of(where)
+    if record.original != found:
         raise PosencError(
-            f"The patch was made on a model whose config had {record.original}, and this one has "
-            f"{original_of(where)}: it is another model, or another version of it."
+            f"The patch was made on a model whose config had {record.original}, and this one has {found}: it is "
+            "another model, or another version of it."
         )
-    plan(where, record.scheme, record.geometries).apply()
+    if isinstance(where, ImagePlaces):
+        plan_images(where, record.scheme, record.geometry).apply()
+    else:
+        plan(where, record.scheme, record.geometries).apply()
     check_model(model)
 
 
+def refuse_other_images(where: ImagePlaces, record: Record) -> None:
+    """Raise where a record was made on another kind or size of model."""
+    meant, live = record.geometry, image_sizes(where)
+    if not meant.grid:
+        raise PosencError("The posenc record was made for a text, and this model reads images: it is another model.")
+    if set(record.original) != set(original_values(where)):
+        raise PosencError(
+            f"The original of the posenc record has {sorted(record.original)}, and this model's config would have "
+            f"{sorted(original_values(where))}: it is damaged, or made for another model."
+        )
+    height, width = pair(record.original["image_size"])
+    live["grid"] = (height // where.patch[0], width // where.patch[1])
+    for name, value in live.items():
+        if value != getattr(meant, name):
+            raise PosencError(
+                f"The patch was made for a model with {name}={getattr(meant, name)}, and this one has {name}={value}: "
+                "it is another model."
+            )
+
+
 def refuse_other_geometry(where: Places, record: Record) -> None:
+    if record.geometry.grid:
+        raise PosencError("The posenc record was made for images, and this model reads text: it is another model.")
     lacking = sorted(set(original_of(where)) - set(record.original))
     if lacking:
         raise PosencError(f"The original of the posenc record lacks {', '.join(lacking)}: it is damaged.")
@@ -69,13 +123,20 @@ def refuse_other_geometry(where: Places, record: Record) -> None:
                 )
 
 
-def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], journal: Journal) -> None:
+def _refuse_contradictions(
+    where: Places | ImagePlaces,
+    section: dict[str, Any],
+    record: Record,
+    raw: dict[str, Any],
+    journal: Journal,
+    sealed: bool,
+) -> None:
     """config.json says the same thing twice, for those who read `posenc` and those who do not: compare."""
     for edit in journal.edits:
         if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue
         if edit.target is where.config:
-            said = text_section(raw)
+            said = section
         elif edit.target is where.model.config:
             said = raw
         else:
@@ -86,7 +147,6 @@ def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], j
                 f"config.json contradicts itself: its posenc record ({record.scheme.name!r}) means "
                 f"{key}={edit.value!r}, and it has {said.get(key)!r}. Restore the file, or patch the original anew."
             )
-    sealed = any(is_sealed(effect, where.family) for effect in record.effects().values())
     if "attn_implementation" in raw and not sealed:
         raise PosencError(
             f"config.json names the attention {raw['attn_implementation']!r}, which its scheme does not."

@@ -33,6 +33,12 @@ class Geometry:
     """Which channels form a pair, for schemes that turn them by themselves."""
     unturned: tuple[int, ...] = ()
     """Layers, by their place in the group, that the model does not turn."""
+    grid: tuple[int, ...] = ()
+    """Rows and columns of patches in the images of the config's size; empty on models of text."""
+    patch: tuple[int, ...] = ()
+    """Height and width of a patch, in pixels."""
+    layers: int = 0
+    """How many layers attend, on models of images."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,32 @@ class Effect:
     """Which keys are seen, and at what distances; None for all, at their own."""
     forgets: bool = False
     """Whether keys that can never be seen again leave the cache."""
+
+
+@dataclass(frozen=True)
+class OwnGrid:
+    """A trainable vector per patch: the model's own ones, resized to a grid of another size, or new ones."""
+
+    image_size: int | None
+    """In pixels, of both sides; None for the model's own."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageEffect:
+    """What a scheme contributes to each site of a model of images. What it leaves out is neutralised."""
+
+    table: nn.Module | None = None
+    """`table(rows, columns)` -> (patches, hidden size), in fp32, added to the input."""
+    own: OwnGrid | None = None
+    """Or the model's own table, which its own code reads."""
+    rotation: nn.Module | None = None
+    """`rotation(layer, rows, columns)` -> angles of the patches, (heads or 1, patches, pairs), in fp32."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether plain transformers cannot run this: it can read a table of one size, and resize it."""
+        return self.table is not None or self.rotation is not None
 
 
 def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:

@@ -15,6 +15,11 @@ REACH = 2**18
 """Positions that a table with a forward of its own can be asked for."""
 
 
+def held(values: Tensor, saved: bool = False, trained: bool = False) -> Tensor:
+    """Frequencies as a part of a module: made anew from the scheme, or saved with the model, or trained as well."""
+    return nn.Parameter(values, requires_grad=trained) if saved else nn.Buffer(values, persistent=False)
+
+
 class Reader:
     """Tells which rows a family's own table would read, where its forward takes something else than positions.
 
@@ -95,7 +100,8 @@ class ComputedTable(Seated, Fp32Buffers):
         if self.rows is not None:
             rows = self.rows + self.offset + self.sealed
             positions = torch.arange(rows, device=self.anchor.device) - self.offset
-            destination[prefix + "weight"] = self.vectors(positions).to(self.anchor.dtype)
+            with torch.no_grad():
+                destination[prefix + "weight"] = self.vectors(positions).to(self.anchor.dtype)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         state_dict.pop(prefix + "weight", None)

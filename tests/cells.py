@@ -5,6 +5,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from hf_posenc import SCHEMES
+from hf_posenc.grades import cells as grades
 from hf_posenc.schemes.pattern import PatternScheme
 
 transformers.logging.set_verbosity_error()
@@ -50,6 +51,8 @@ def tiny(kind: str, seed: int = 0, **overrides) -> PreTrainedModel:
 
 _OPTIONS: dict[str, dict] = {
     "learned": {"target_length": 4 * LENGTH},
+    # Parameters of its own, and other frequencies than those of `sinusoidal`.
+    "fourier": {"frequencies": "learned", "base": 100.0},
     # Windows far below the trained length, so that they show in short texts.
     "self_extend": {"factor": 4.0, "window": 5},
     "rerope": {"window": 5},
@@ -66,12 +69,14 @@ def options(scheme: str) -> dict:
     return dict(_OPTIONS.get(scheme, {"factor": 4.0} if SCHEMES[scheme].extends else {}))
 
 
+TEXT = [scheme for scheme in SCHEMES if not grades()[scheme, "RoPE"].startswith("refused")]
+"""Schemes that are not for images alone."""
 PATTERNS = [scheme for scheme in SCHEMES if issubclass(SCHEMES[scheme], PatternScheme)]
 # Patterns keep a table as long as it was, or need RoPE: test_patterns.py has them on tables.
 TABLES = ("gpt2", "bert", "bert_decoder")
 CELLS = [
     (scheme, kind)
-    for scheme in SCHEMES
+    for scheme in TEXT
     for kind in KINDS
     if not (scheme in PATTERNS and kind in TABLES)
     and (scheme, kind) != ("streaming", "mistral")  # which has a sliding window of its own

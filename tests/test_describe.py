@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import transformers
-from cells import CELLS, KINDS, LENGTH, PATTERNS, options, tiny
+from cells import CELLS, KINDS, LENGTH, PATTERNS, TEXT, options, tiny
 from torch import nn
 from transformers import AttentionMaskInterface
 
@@ -90,7 +90,7 @@ def test_an_unpatched_model_scaled_by_yarn():
 def test_patched_models(scheme, kind):
     model = patched(kind, scheme)
     told, text = describe(model), str(describe(model))
-    sealed = scheme in SEALED_ANYWHERE or (scheme in ("learned", "sinusoidal")) == (kind in ROTARY)
+    sealed = scheme in SEALED_ANYWHERE or (scheme in ("learned", "sinusoidal", "fourier")) == (kind in ROTARY)
     if scheme == "none":
         sealed = False
     grade = "sealed" if sealed else "config" if kind in ROTARY else "weights"
@@ -100,17 +100,17 @@ def test_patched_models(scheme, kind):
     reach = 4 * LENGTH if {"factor", "target_length"} & set(options(scheme)) else LENGTH
     assert told.target_length == reach == model.config.max_position_embeddings
     assert told.portability.startswith(grade + ":")
-    inside = sealed and scheme not in ("sinusoidal", "learned")  # those add to the input only
+    inside = sealed and scheme not in ("sinusoidal", "fourier", "learned")  # those add to the input only
     assert told.kernel == ("hf_posenc_sdpa" if inside else "sdpa")
     assert (told.bias != "none") == (scheme in ("alibi", "t5"))
-    turns = scheme in SCHEMES and scheme not in ("none", "alibi", "t5", "sinusoidal", "learned")
+    turns = scheme in SCHEMES and scheme not in ("none", "alibi", "t5", "sinusoidal", "fourier", "learned")
     assert told.pairs == ((3 if scheme == "proportional" else PAIRS) if turns else 0)
     assert (told.rope_theta is not None) == turns
     for value in (scheme, grade, told.kernel, type(model).__name__):
         assert value in text
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TEXT)
 def test_the_text_holds_the_numbers(scheme):
     told = describe(patched("llama", scheme))
     lines = labelled(str(told))

@@ -114,6 +114,19 @@ def test_both_stacks_decode_and_travel_as_they_run(kind, scheme, options, tmp_pa
     assert all(torch.equal(weight, state[key]) for key, weight in model.state_dict().items())
 
 
+@pytest.mark.parametrize(("scheme", "options"), [("t5", {}), ("fourier", {"frequencies": "learned"})])
+def test_each_stack_gets_its_own_parameters_back(scheme, options, tmp_path):
+    """Trained apart they differ, and both go by the same name."""
+    model, ids, answer = two_stacks("bart"), tokens(2, 30), tokens(2, 20)
+    patch_model(model, scheme, **options)
+    ours = [parameter for name, parameter in model.named_parameters() if "posenc_" in name]
+    assert len(ours) == 2
+    for number, parameter in enumerate(ours):
+        parameter.data += number + 1
+    save(model, tmp_path / "saved")
+    assert torch.equal(answers(load(tmp_path / "saved").eval(), ids, answer), answers(model, ids, answer))
+
+
 def test_a_loaded_encoder_decoder_is_described_as_the_saved_one(tmp_path):
     model = patch_model(two_stacks("bart"), "alibi")
     save(model, tmp_path / "saved")

@@ -29,7 +29,7 @@ IDENTITY = {(scheme, kind) for scheme in ("rope", "dynamic_ntk") for kind in ROT
 """Up to the trained length these are what the model does anyway."""
 FOLLOWING = ("dynamic_ntk", "longrope")
 """Schemes whose angles depend on how much a query sees."""
-ABSOLUTE = ("sinusoidal", "learned")
+ABSOLUTE = ("sinusoidal", "fourier", "learned")
 BF16_ORDER = {("learned", kind) for kind in TABLES}
 """A table that is resized and then rounded is not the one that is rounded and then resized."""
 NO_DROPOUT = {
@@ -38,6 +38,9 @@ NO_DROPOUT = {
 }
 NO_DROPOUT["bert_decoder"] = NO_DROPOUT["bert"]
 PROJECTIONS = {"gpt2": ["c_attn"], "bert": ["query", "key", "value"], "bert_decoder": ["query", "key", "value"]}
+
+FREQUENCIES = "posenc_frequencies"
+"""Parameters that are positions, and so stay in fp32."""
 
 every_cell = pytest.mark.parametrize(("scheme", "kind"), CELLS)
 every_causal_cell = pytest.mark.parametrize(("scheme", "kind"), CAUSAL_CELLS)
@@ -333,12 +336,15 @@ def test_positions_stay_in_fp32_in_a_bf16_model(scheme, kind):
     patch_model(before, scheme, **options(scheme))
     for model in (after, before):
         check_model(model)
-        names = ("inv_freq", "slopes", "weights")
-        kept = [b for name, b in model.named_buffers() if name.rpartition(".")[2] in names and "original" not in name]
+        names, tensors = (
+            ("inv_freq", "slopes", "weights", FREQUENCIES),
+            [*model.named_buffers(), *model.named_parameters()],
+        )
+        kept = [t for name, t in tensors if name.rpartition(".")[2] in names and "original" not in name]
         assert all(buffer.dtype == torch.float32 for buffer in kept)
         assert kept or scheme in ("none", "learned", "t5")
-        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-        assert all(t.dtype == torch.bfloat16 for t in model.state_dict().values())
+        assert {p.dtype for name, p in model.named_parameters() if FREQUENCIES not in name} == {torch.bfloat16}
+        assert all(t.dtype == torch.bfloat16 for name, t in model.state_dict().items() if FREQUENCIES not in name)
     ids = tokens(2, LONG)
     ours = logits(after, ids)
     assert ours.dtype == torch.bfloat16
@@ -386,7 +392,7 @@ def test_gradients_reach_every_parameter_with_and_without_checkpointing(scheme, 
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
     ours = [name for name in gradients if "posenc" in name or name.removesuffix(".weight") == TABLES.get(kind)]
-    assert len(ours) == (scheme in ("t5", "learned"))
+    assert len(ours) == (scheme in ("t5", "learned", "fourier"))
     assert all(gradients[name].abs().max() > 1e-6 for name in ours)
     model.gradient_checkpointing_enable()
     again, checkpointed = loss_and_gradients(model, ids)

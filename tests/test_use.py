@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from cells import CAUSAL, LENGTH, options, tiny, tokens
+from cells import CAUSAL, LENGTH, TEXT, options, tiny, tokens
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -114,7 +114,7 @@ def encoded(rows=2, length=11):
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", CROSS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TEXT)
 def test_cross_attention_is_left_alone(scheme, kind, kernel):
     """What the cross-attention of a patched model is given, that of an unpatched one answers in the same way."""
     settings = dict(add_cross_attention=True, attn_implementation=kernel)
@@ -290,7 +290,7 @@ SLIDING = {
 
 
 @pytest.mark.parametrize("kind", SLIDING)
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("streaming", "window")])
+@pytest.mark.parametrize("scheme", [s for s in TEXT if s not in ("streaming", "window")])
 def test_decoding_past_a_sliding_window_equals_a_full_pass(scheme, kind):
     model, ids = patched(scheme, kind, **SLIDING[kind]), tokens(2, LONG)
     full = logits(model, ids, use_cache=False)

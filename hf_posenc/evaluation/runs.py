@@ -166,7 +166,8 @@ def trained_length(model: Any) -> int:
     inner = bare(model)
     where = found_places(inner)
     if is_patched(inner) or where is None:
-        length = describe(model).trained_length if where else getattr(inner.config, "max_position_embeddings", None)
+        known = getattr(describe(model), "trained_length", None)  # which a model of images has not
+        length = known if where else getattr(inner.config, "max_position_embeddings", None)
     else:
         length = own_length(where)
     if not isinstance(length, int):

@@ -9,6 +9,7 @@ from typing import Any
 from ..registry import Registry
 
 FAMILIES: Registry[Family] = Registry("family")
+IMAGE_FAMILIES: Registry[ImageFamily] = Registry("image family")
 REFUSED: dict[str, str] = {}
 """Model types that cannot be patched, and why."""
 NO_TABLE: dict[str, str] = {}
@@ -57,8 +58,40 @@ class Family:
     """What that argument is replaced by to bring none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageFamily:
+    """Models that read an image as rows and columns of patches, behind tokens that are no patches."""
+
+    name: str
+    model_types: tuple[str, ...]
+    wholes: tuple[str, ...] = ()
+    """Model types that hold such a model beside other parts, at `vision_model` and `config.vision_config`."""
+    positions: str = "table"
+    """What the family's own positions are, in a word."""
+    table: str = "position_embeddings"
+    """The position table in `embeddings`: a parameter, or an embedding."""
+    convolution: str = "patch_embeddings.projection"
+    """What cuts the image into patches, in `embeddings`."""
+    special: int = 1
+    """Tokens before the patches that have a row of the table."""
+    registers: str | None = None
+    """The config's name for how many more there are, which have none."""
+    antialias: bool = False
+    """Whether the family's own code does so when it resizes the table."""
+    biases: tuple[str, ...] = ()
+    """Attributes, of any module, that hold a relative position bias."""
+    bias_flags: tuple[str, ...] = ()
+    """What the config calls them."""
+    table_flag: str | None = None
+    """The config's name for whether there is a table; None where there always is."""
+
+
 def register(family: Family) -> Family:
     return FAMILIES.add(family.name, family)
+
+
+def register_images(family: ImageFamily) -> ImageFamily:
+    return IMAGE_FAMILIES.add(family.name, family)
 
 
 def refuse(reason: str, *model_types: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from ..registry import PosencError, Registry, suggestion
-from ..sites import Effect, Geometry, Span, finite, span
+from ..registry import PosencError, Registry, UnsupportedCell, suggestion
+from ..sites import Effect, Geometry, ImageEffect, Span, finite, span
 
 S = TypeVar("S", bound="type[Scheme]")
 
@@ -59,6 +59,14 @@ class Scheme:
 
     def effect(self, geometry: Geometry) -> Effect:
         raise NotImplementedError
+
+    def on_images(self, geometry: Geometry) -> ImageEffect:
+        """What the scheme does on a model of images, whose positions are rows and columns of patches."""
+        able = sorted(name for name, cls in SCHEMES.items() if cls.on_images is not Scheme.on_images)
+        raise UnsupportedCell(
+            f"{self.name!r} counts the tokens of a text, and this model reads images, which have rows and columns. "
+            f"Schemes for images: {', '.join(able)}."
+        )
 
     def span(self, geometry: Geometry) -> Span:
         """How far this scheme takes the model; raises where the scheme needs to be told and was not."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..registry import PosencError
-from ..sites import Effect, Geometry
+from ..registry import PosencError, UnsupportedCell
+from ..sites import Effect, Geometry, ImageEffect, OwnGrid
 from ..tables import LearnedTable
 from .base import Scheme, register
 
@@ -56,32 +56,53 @@ RESIZE = {"linear": linear_rows, "cubic": cubic_rows, "cyclic": cyclic_rows, "hi
 class Learned(Scheme):
     """The family's own table resized to the target, or a new random one (normal, seeded) where it has none.
 
-    `cyclic` and `hierarchical` keep the trained rows as they are; `linear` and `cubic` stretch them.
+    `cyclic` and `hierarchical` keep the trained rows as they are; `linear`, the default, and `cubic` stretch them. On
+    images the grid of patches is resized bicubically to that of `image_size` (pixels), and each image that has
+    another size gets it resized by the model's own code.
     """
 
     name = "learned"
     summary = "a trainable table, the family's own one resized"
     adds_to_input = True
 
-    resize: str = "linear"
+    resize: str | None = None
     alpha: float = 0.4
     seed: int = 0
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("resize", tuple(RESIZE))
+        if self.resize is not None:
+            self._check_choice("resize", tuple(RESIZE))
+        self._check_count("image_size")
         self._check_number("alpha", above=0.0, most=0.999)
         self._check_seed("seed")
         if self.alpha == 0.5:
             raise PosencError("alpha=0.5 would give positions i*n + j and j*n + i the same vector; take 0.4.")
 
     def effect(self, geometry: Geometry) -> Effect:
+        if self.image_size is not None:
+            raise PosencError("image_size is for models of images; on text give target_length.")
         rows, length = self.span(geometry).target, geometry.trained_length
         if self.resize == "hierarchical" and rows > length**2:
             raise PosencError(
                 f"resize='hierarchical' makes at most {length}**2 = {length**2} rows, and {rows} are wanted."
             )
         return Effect(table=_Source(self, geometry))
+
+    def on_images(self, geometry: Geometry) -> ImageEffect:
+        if self.resize is not None:
+            raise PosencError(f"resize={self.resize!r} is for text; grids of patches are resized bicubically.")
+        (height, width), (rows, columns) = geometry.patch, geometry.grid
+        if height != width or rows != columns:
+            raise UnsupportedCell(
+                f"A model's own code takes its table for a square grid of square patches when it resizes it, and this "
+                f"one has {rows} rows and {columns} columns of patches of {height} x {width} pixels. Use 'fourier' "
+                "with learned frequencies, or 'axial_rope'."
+            )
+        if self.image_size is not None and self.image_size < height:
+            raise PosencError(f"image_size={self.image_size} is less than a patch, which has {height} pixels a side.")
+        return ImageEffect(own=OwnGrid(self.image_size, self.seed))
 
 
 @dataclass(frozen=True)
@@ -123,4 +144,4 @@ class _Source:
             return table.clone()
         if self.scheme.resize == "hierarchical":
             return hierarchical_rows(table, rows, self.scheme.alpha)
-        return RESIZE[self.scheme.resize](table, rows)  # type: ignore[operator]
+        return RESIZE[self.scheme.resize or "linear"](table, rows)  # type: ignore[operator]

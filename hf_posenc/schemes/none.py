@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sites import Effect, Geometry
+from ..sites import Effect, Geometry, ImageEffect
 from .base import Scheme, register
 
 
@@ -18,3 +18,6 @@ class NoPositions(Scheme):
 
     def effect(self, geometry: Geometry) -> Effect:
         return Effect()
+
+    def on_images(self, geometry: Geometry) -> ImageEffect:
+        return ImageEffect()

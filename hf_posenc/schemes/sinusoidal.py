@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..grids import coordinates
+from ..precision import Fp32Buffers
 from ..registry import UnsupportedCell
-from ..sites import Effect, Geometry
-from ..tables import ComputedTable
+from ..sites import Effect, Geometry, ImageEffect
+from ..tables import ComputedTable, held
 from .base import Scheme, register
 from .frequencies import default_frequencies
 
@@ -21,6 +23,43 @@ def sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
     angles = positions[..., None].float() * inv_freq
     pair = (angles.sin(), angles.cos())
     return torch.stack(pair, -1).flatten(-2) if layout == "interleaved" else torch.cat(pair, -1)
+
+
+def axis_sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
+    """The sinusoids of one axis after the other: (..., axes) and (axes, pairs) -> (..., 2 * axes * pairs)."""
+    return torch.cat([sinusoids(positions[..., a], inv_freq[a], layout) for a in range(len(inv_freq))], -1)
+
+
+class GridSinusoids(Fp32Buffers):
+    """A vector per patch of an image, computed for any number of rows and columns: first its x, then its y."""
+
+    posenc_frequencies: Tensor
+
+    def __init__(self, inv_freq: Tensor, layout: str, kind: str = "log", trained: bool = False):
+        super().__init__()
+        self.layout, self.kind = layout, kind
+        self.posenc_frequencies = held(inv_freq, saved=kind != "log", trained=trained)
+
+    def forward(self, rows: int, columns: int) -> Tensor:
+        here = coordinates(rows, columns, self.posenc_frequencies.device)
+        return axis_sinusoids(here, self.posenc_frequencies, self.layout)
+
+    def extra_repr(self) -> str:
+        axes, pairs = self.posenc_frequencies.shape
+        return f"axes={axes}, size={2 * axes * pairs}, frequencies={self.kind}, layout={self.layout}"
+
+
+def log_frequencies(size: int, axes: int, base: float) -> Tensor:
+    """base^(-2i/n), n channels for each axis: (axes, n/2)."""
+    return torch.tensor([default_frequencies(size // axes, base)] * axes)
+
+
+def refuse_odd(size: int, axes: int) -> None:
+    if size % (2 * axes):
+        raise UnsupportedCell(
+            f"Sinusoids come in pairs for each of {axes} axes, and this model's hidden size {size} is not a multiple "
+            f"of {2 * axes}."
+        )
 
 
 class SinusoidTable(ComputedTable):
@@ -63,6 +102,11 @@ class Sinusoidal(Scheme):
                 "Use a scheme that adds nothing to the input, such as 'alibi'."
             )
         return Effect(table=_Source(self, geometry))
+
+    def on_images(self, geometry: Geometry) -> ImageEffect:
+        axes = len(geometry.grid)
+        refuse_odd(geometry.hidden_size, axes)
+        return ImageEffect(table=GridSinusoids(log_frequencies(geometry.hidden_size, axes, self.base), self.layout))
 
 
 @dataclass(frozen=True)

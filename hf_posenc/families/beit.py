@@ -1,0 +1,14 @@
+"""BEiT: a relative bias per layer or one for all, a table, several of these, or none."""
+
+from .base import ImageFamily, register_images
+
+register_images(
+    ImageFamily(
+        name="beit",
+        model_types=("beit",),
+        positions="bias or table",
+        biases=("shared_position_bias", "relative_position_bias"),
+        bias_flags=("use_shared_relative_position_bias", "use_relative_position_bias"),
+        table_flag="use_absolute_position_embeddings",
+    )
+)

@@ -1,0 +1,96 @@
+"""RoPE along the axes of an image (Heo et al. 2024): x turns one part of each head, y the other, or both mixed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..grids import coordinates
+from ..precision import Fp32Buffers
+from ..registry import UnsupportedCell
+from ..sites import Effect, Geometry, ImageEffect
+from ..tables import held
+from .base import Scheme, register
+from .frequencies import default_frequencies
+
+
+def axial_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Per axis and pair, (2, head_dim / 2): x has the first half of the pairs, y the second."""
+    part = torch.tensor(default_frequencies(head_dim // 2, theta))
+    still = torch.zeros_like(part)
+    return torch.stack([torch.cat([part, still]), torch.cat([still, part])])
+
+
+def mixed_frequencies(head_dim: int, theta: float, layers: int, heads: int, seed: int) -> Tensor:
+    """The axial ones with both axes turned by an angle of each head of each layer: (layers, 2, heads, pairs)."""
+    generator = torch.Generator().manual_seed(seed)
+    angle = torch.rand(layers, 1, heads, 1, generator=generator) * 2 * math.pi
+    x, y = axial_frequencies(head_dim, theta)[:, None, None, None]
+    along, across = x * angle.cos() - y * angle.sin(), x * angle.sin() + y * angle.cos()
+    return torch.cat([along, across], 1)
+
+
+class AxialRotation(Fp32Buffers):
+    """Angles of the patches of an image, for any number of rows and columns."""
+
+    posenc_frequencies: Tensor
+
+    def __init__(self, frequencies: Tensor, mixed: bool):
+        super().__init__()
+        self.mixed = mixed
+        self.posenc_frequencies = held(frequencies, saved=mixed, trained=mixed)
+
+    def forward(self, layer: int, rows: int, columns: int) -> Tensor:
+        """(heads or 1, patches, pairs), in fp32."""
+        along, across = self.posenc_frequencies[layer if self.mixed else 0]
+        x, y = coordinates(rows, columns, along.device).unbind(-1)
+        return x[:, None] * along[:, None] + y[:, None] * across[:, None]
+
+    def extra_repr(self) -> str:
+        layers, axes, heads, pairs = self.posenc_frequencies.shape
+        shared = f"{layers} layers and {heads} heads of their own" if self.mixed else "one set for all layers"
+        return f"axes={axes}, pairs={pairs}, {shared}"
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class AxialRope(Scheme):
+    """Turns q and k by the column and the row of their patch; tokens that are no patches are not turned.
+
+    x turns the first half of a head's channels and y the second, neighbours in pairs, with frequencies
+    rope_theta^(-4i/head_dim). `mixed` lets every head of every layer learn frequencies of its own, of both axes for
+    every pair; they start as the axial ones seen from an angle, random from `seed`.
+    """
+
+    name = "axial_rope"
+    summary = "rotation of q and k by column and row, of images only"
+    nearest = "learned"
+
+    rope_theta: float = 100.0
+    mixed: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_number("rope_theta", above=1.0)
+        self._check_flag("mixed")
+        self._check_seed("seed")
+
+    def effect(self, geometry: Geometry) -> Effect:
+        raise UnsupportedCell("'axial_rope' turns by rows and columns, and a text has neither. Use 'rope'.")
+
+    def on_images(self, geometry: Geometry) -> ImageEffect:
+        size = geometry.head_dim
+        if size % 4:
+            raise UnsupportedCell(
+                f"'axial_rope' needs pairs of channels for both axes, and a head of this model has {size} channels, "
+                "which is not a multiple of 4. Use 'fourier' or 'sinusoidal'."
+            )
+        if self.mixed:
+            values = mixed_frequencies(size, self.rope_theta, geometry.layers, geometry.num_heads, self.seed)
+        else:
+            values = axial_frequencies(size, self.rope_theta)[None, :, None]
+        return ImageEffect(rotation=AxialRotation(values, self.mixed))
