@@ -42,7 +42,9 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
     adapted = hasattr(model, "get_base_model")  # asked so, since importing peft takes seconds
     base = inner_model(model.get_base_model() if adapted else model)
     if not isinstance(base, PreTrainedModel):
-        raise PosencError(f"save takes a transformers model, a SentenceTransformer or a PeftModel, got {type(model).__qualname__}.")
+        raise PosencError(
+            f"save takes a transformers model, a SentenceTransformer or a PeftModel, got {type(model).__qualname__}."
+        )
     record = getattr(base.config, "posenc", None)
     if not adapted and is_patched(base):
         check_model(base)

@@ -14,7 +14,7 @@ from .schemes.learned import Learned, trained_rows
 
 
 def new_rows(model: Any) -> dict[str, Tensor]:
-    """By name of parameter, a mask over the rows that `learned` made anew and did not take over from the model's table.
+    """By name of parameter, a mask over the rows that `learned` made anew, and did not take over from a table.
 
     Names are those of `model.named_parameters()`. To tune only these rows, multiply the gradient by the mask:
     `parameter.register_hook(lambda grad: grad * mask[:, None].to(grad))`; and let no weight decay shrink the others.

@@ -98,7 +98,12 @@ def around(inner: PreTrainedModel, path: str, hub: dict[str, Any]) -> Any:
     return made.eval()
 
 
-PLACES = {"revision": "revision", "token": "token", "cache_dir": "cache_folder", "local_files_only": "local_files_only"}
+PLACES = {
+    "revision": "revision",
+    "token": "token",
+    "cache_dir": "cache_folder",
+    "local_files_only": "local_files_only",
+}
 """Arguments of `from_pretrained` that say where files come from, and what sentence-transformers calls them."""
 
 

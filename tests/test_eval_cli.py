@@ -250,7 +250,7 @@ def test_streaming_is_asked_for_passkeys(asked):
         ("plain", ("--report", "no/a.html"), "no directory"),
         ("plain", ("--out", "no/a.jsonl"), "no directory"),
         ("plain", ("--json", "."), "is a directory"),
-        ("encoder", (), "LongEmbed"),  # not that 64 tokens of 32 cannot be scored
+        ("encoder", (), "embed_passkey"),  # not that 64 tokens of 32 cannot be scored
     ],
 )
 def test_what_would_go_unheeded_or_unwritten_is_told(folder, monkeypatch, name, more, told):

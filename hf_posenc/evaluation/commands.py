@@ -37,8 +37,8 @@ Text = Annotated[list[str] | None, typer.Option(help="a text file, a document ea
 Tasks = Annotated[
     str | None,
     typer.Option(
-        help="perplexity, loss_by_position, passkey, multikey, multivalue, first_sentence; for encoders embed_passkey, "
-        "embed_needle; with commas"
+        help="perplexity, loss_by_position, passkey, multikey, multivalue, first_sentence; for encoders "
+        "embed_passkey, embed_needle; with commas"
     ),
 ]
 ProtocolName = Annotated[str, typer.Option(help="last, sliding, whole or yarn")]
@@ -82,7 +82,7 @@ def eval_command(
     queries: Queries = 50,
     stacks: Stacks = 100,
     seed: Seed = 0,
-    harness: Annotated[str | None, typer.Option(help="ruler, longbench, babilong, or tasks of theirs")] = None,
+    harness: Annotated[str | None, typer.Option(help="ruler, longbench, babilong, lemb, or tasks of theirs")] = None,
     samples: Annotated[int, typer.Option(help="of each harness task and length")] = 50,
     base: Annotated[str | None, typer.Option(help="the base model of an adapter, if it has moved")] = None,
     reference: Annotated[str | None, typer.Option(help="what the short-context tax is measured against")] = None,
@@ -101,10 +101,7 @@ def eval_command(
     refuse_outputs(json_file, report, out)
     live, words = loaded(model, device, dtype, base), tokenizer_for(model, tokenizer, base)
     refuse_unheeded(given, options, is_patched(bare(live)) and bool(text))
-    if harness:
-        from .harness import evaluate_harness, planned  # lm-eval takes seconds to import, and is an extra
-
-        planned(live, words, harness, reached, samples)
+    suite = suite_of(live, words, harness, reached, samples, batch_size) if harness else None
     rows: list[Row] = []
     run: dict[str, Any] = {}
     if options is not None:
@@ -115,11 +112,8 @@ def eval_command(
             quiet=not sys.stderr.isatty(),
         )  # fmt: skip
         run = identity(live, words, documents, options, other)
-    if harness:
-        kept = Results(out, run or fingerprint(live, words, (), {}))
-        rows += evaluate_harness(
-            live, words, harness, reached, samples=samples, batch_size=batch_size or 1, results=kept
-        )
+    if suite is not None:
+        rows += suite(Results(out, run or fingerprint(live, words, (), {})))
     show(rows)
     write(rows, json_file, report, {"model": model, "text": text, "trained_length": trained_length(live)})
 
@@ -174,6 +168,23 @@ def compare_command(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"eval": eval_command, "compare": compare_command}
+
+
+def suite_of(
+    model: Any, tokenizer: Any, group: str, lengths: Sequence[int], samples: int, batch_size: int | None
+) -> Callable[[Results], list[Row]]:
+    """What runs a harness; raises now for what it would refuse later."""
+    from .lemb import evaluate_lemb, is_lemb, planned_lemb  # both libraries are slow to import, and extras
+
+    if is_lemb(group):
+        planned_lemb(model, tokenizer, group, lengths)
+        return lambda kept: evaluate_lemb(model, tokenizer, group, lengths, batch_size=batch_size, results=kept)
+    from .harness import evaluate_harness, planned
+
+    planned(model, tokenizer, group, lengths, samples)
+    return lambda kept: evaluate_harness(
+        model, tokenizer, group, lengths, samples=samples, batch_size=batch_size or 1, results=kept
+    )
 
 
 def chosen(given: Mapping[str, Any], lengths: Sequence[int], tasks: str) -> Options | None:

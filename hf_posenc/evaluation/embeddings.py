@@ -84,14 +84,16 @@ class Sentences:
         return F.normalize(encode(list(texts), **given).float(), dim=-1).cpu()
 
 
-class Chunked:
+class Chunked(Embedder):
     """The way without a patch: a long text in equal pieces that the model can read, and the mean of their vectors."""
 
     def __init__(self, whole: Embedder, length: int):
         self.whole, self.length = whole, min(length, whole.limit or length)
         self.model, self.tokenizer, self.limit = whole.model, whole.tokenizer, None
         self.pooling = f"{whole.pooling}, of each of equal pieces of up to {self.length} tokens, and their mean"
-        self.queries = whole.queries
+
+    def queries(self, texts: Sequence[str]) -> Tensor:
+        return self.whole.queries(texts)
 
     def documents(self, texts: Sequence[str]) -> Tensor:
         found = []
@@ -166,33 +168,35 @@ def embedding_retrieval(
     texts = embedded(embedder.documents, [s.text for s in straws], sizes, batch_size, device, progress)
     short = [len(s.query) for s in asking]
     queries = embedded(embedder.queries, [s.query for s in asking], short, batch_size, device)
-    scores = queries @ texts.T
-    own = scores[torch.arange(len(asking)), torch.arange(len(asking))][:, None]
-    ranks = [int(rank) for rank in (scores >= own).sum(1)]  # a draw is lost
+    ranks = own_ranks(queries, texts)
     value, error = accuracy([float(rank == 1) for rank in ranks])
-    read = [size if embedder.limit is None else min(size, embedder.limit) for size in sizes]
     details: dict[str, Any] = {
         "how": "a query counts where its own document is the nearest of all by cosine; error after Agresti and Coull",
         "chance": 1 / len(straws),
         "queries": len(asking),
         "documents": len(straws),
         "tokens": sizes,
-        "read": read,
+        "read": [min(size, embedder.limit or size) for size in sizes],
         "pooling": embedder.pooling,
         "seed": asked.seed,
-        "answers": [
-            {"query": s.query, "depth": s.depth, "rank": r} for s, r in zip(asking, ranks, strict=True)
-        ],
-    }  # fmt: skip
-    return [
-        Row(
-            task=task, protocol="cosine", scheme=scheme, length=length, metric="accuracy", value=value, stderr=error,
-            n=len(asking), details=details,
-        )  # fmt: skip
-    ]
+        "answers": [{"query": s.query, "depth": s.depth, "rank": r} for s, r in zip(asking, ranks, strict=True)],
+    }
+    row = Row(
+        task=task, protocol="cosine", scheme=scheme, length=length, metric="accuracy", value=value, stderr=error,
+        n=len(asking), details=details,
+    )  # fmt: skip
+    return [row]
+
+
+def own_ranks(queries: Tensor, documents: Tensor) -> list[int]:
+    """The place of each query's own document, the one with its number, among all; a draw is lost."""
+    scores = queries @ documents.T
+    own = scores.diagonal()[:, None]
+    return [int(rank) for rank in (scores >= own).sum(1)]
 
 
 PASSAGES = 50
+"""Short texts whose embeddings are compared."""
 
 
 def passages(documents: Sequence[Document], length: int, tokenizer: Any, count: int = PASSAGES) -> list[str]:
@@ -204,7 +208,7 @@ def passages(documents: Sequence[Document], length: int, tokenizer: Any, count: 
         for i in range(each):
             start = max(0, len(words) - length) * i // max(1, each - 1)
             taken = words[start : start + length]
-            found.append(fitted(lambda n, taken=taken: " ".join(taken[:n]), tokenizer, length, len(taken))[0])
+            found.append(fitted(lambda n, taken=taken: " ".join(taken[:n]), tokenizer, length, len(taken))[0])  # type: ignore[misc]
     return found
 
 
@@ -225,12 +229,11 @@ def similarity_rows(before: Tensor, after: Tensor, scheme: str, length: int) -> 
     for metric, (values, how) in figures.items():
         value, error = mean_and_error(values)
         details = {"how": how, "tokens": length, "documents": len(values)}
-        found.append(
-            Row(
-                task="similarity", protocol="paired", scheme=scheme, length=length, metric=metric, value=value,
-                stderr=error, n=len(values), details=details,
-            )  # fmt: skip
-        )
+        row = Row(
+            task="similarity", protocol="paired", scheme=scheme, length=length, metric=metric, value=value,
+            stderr=error, n=len(values), details=details,
+        )  # fmt: skip
+        found.append(row)
     return found
 
 

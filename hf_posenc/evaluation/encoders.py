@@ -95,7 +95,9 @@ def lent(reference: Any) -> Callable[[Any], Any]:
     return plain
 
 
-def prepared_corpus(model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool) -> Corpus:
+def prepared_corpus(
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool
+) -> Corpus:
     """What can be embedded; raises for whatever would go wrong later."""
     refuse_missing(tokenizer)
     refuse_strange_tokens(documents, vocabulary_of(model))
@@ -112,11 +114,15 @@ def warn_of_cuts(embedder: Embedder, scheme: str, lengths: Sequence[int]) -> Non
         warnings.warn(f"{scheme} reads {limit} tokens of a text, and cuts what is longer.", stacklevel=3)
 
 
-def identity(model: Any, corpus: Corpus, **more: Any) -> dict[str, Any]:
+def encoder_identity(
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None, **more: Any
+) -> dict[str, Any]:
     """What makes an evaluation the same one."""
-    made = corpus.embedder(model)
-    values = {**corpus.options.identity(), "pooling": made.pooling, "limit": made.limit, **more}
-    return fingerprint(model, corpus.tokenizer, corpus.documents, values)
+    made = embedder_of(model, tokenizer)
+    values = {**options.identity(), "pooling": made.pooling, "limit": made.limit, **more}
+    if reference is not None:
+        values["reference"] = model_digest(reference.eval())
+    return fingerprint(model, tokenizer, documents, values)
 
 
 def evaluate_encoder(
@@ -142,8 +148,7 @@ def evaluate_encoder(
             "A reference is what embeddings of short texts are compared with, and none are due: "
             f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
         )
-    more = {} if reference is None else {"reference": model_digest(reference.eval())}
-    results = Results(out, identity(model, corpus, **more))
+    results = Results(out, encoder_identity(model, tokenizer, documents, options, reference))
     with progress_bar([(scheme, job) for job in [*jobs, *paid]], results, quiet) as bar:
         rows = perform(model, scheme, jobs, results, bar.update)
         try:
@@ -179,7 +184,8 @@ def compare_encoders(
             pass
     jobs, paid = corpus.jobs(), corpus.similarity_jobs(undone)
     labels = [entry.label for entry in entries]
-    results = Results(out, identity(model, corpus, schemes=labels, target_length=target_length))
+    more = {"schemes": labels, "target_length": target_length}
+    results = Results(out, encoder_identity(model, tokenizer, documents, options, **more))
     due = [(UNPATCHED, job) for job in jobs] + [(label, job) for label in labels for job in [*jobs, *paid]]
     with progress_bar(due, results, quiet) as bar:
         warn_of_cuts(corpus.embedder(model), UNPATCHED, options.lengths)

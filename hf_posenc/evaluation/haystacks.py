@@ -12,9 +12,9 @@ from .needles import LARGEST_KEY, filler, fitted
 from .texts import Document
 
 FIRST = (  # noqa: SIM905
-    "Ada Albert Alice Amir Anna Boris Carla Carmen Cecil Clara Daniel Diego Edith Elena Emil Fatima Felix Frida George "
-    "Grace Hannah Hugo Ingrid Isaac Ivan Jane Jorge Julia Karim Lars Laura Leo Lucia Marta Max Mina Nadia Nora Oscar "
-    "Paula Peter Rosa Samuel Sofia Thomas Vera Victor Walter Yusuf Zoe"
+    "Ada Albert Alice Amir Anna Boris Carla Carmen Cecil Clara Daniel Diego Edith Elena Emil Fatima Felix Frida "
+    "George Grace Hannah Hugo Ingrid Isaac Ivan Jane Jorge Julia Karim Lars Laura Leo Lucia Marta Max Mina Nadia Nora "
+    "Oscar Paula Peter Rosa Samuel Sofia Thomas Vera Victor Walter Yusuf Zoe"
 ).split()
 LAST = (  # noqa: SIM905
     "Adler Baker Barnes Becker Brooks Carter Castro Chen Clark Costa Dawson Diaz Fischer Fletcher Garcia Grant Green "
@@ -33,7 +33,7 @@ TOPICS = {
     "the oldest shop": "a hat maker's|a violin workshop|a candle store|a bakery|a map dealer's|a pharmacy",
     "the favourite sport": "fencing|rowing|table tennis|archery|ice hockey|wrestling",
     "the rarest flower": "the blue poppy|the ghost orchid|the black tulip|the snow lily|the fire rose|the moon daisy",
-    "the strangest law": "a tax on umbrellas|a ban on whistling|a fee for balconies|a curfew for cats|free bread|silence",
+    "the strangest law": "a tax on umbrellas|a ban on whistling|a fee for balconies|a curfew for cats|free bread",
 }
 
 PASSKEY = "{0}'s pass key is {1}. Remember it. {1} is the pass key for {0}."
@@ -88,9 +88,7 @@ def pass_keys(rng: random.Random, count: int) -> list[Fact]:
     pairs = rng.sample([(first, last) for first in FIRST for last in LAST], count)
     keys = rng.sample(range(1, LARGEST_KEY + 1), count)
     people = [f"{first} {last}" for first, last in pairs]
-    return [
-        (PASSKEY.format(who, key), PASSKEY_QUERY.format(who)) for who, key in zip(people, keys, strict=True)
-    ]
+    return [(PASSKEY.format(who, key), PASSKEY_QUERY.format(who)) for who, key in zip(people, keys, strict=True)]
 
 
 def facts(rng: random.Random, count: int) -> list[Fact]:

@@ -305,6 +305,10 @@ def identity(
     model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None
 ) -> dict[str, Any]:
     """What makes an evaluation the same one."""
+    if options.embeds:
+        from .encoders import encoder_identity
+
+        return encoder_identity(model, tokenizer, documents, options, reference)
     values = options.identity()
     if reference is not None:
         values["reference"] = model_digest(reference.eval())

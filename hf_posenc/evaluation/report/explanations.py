@@ -18,6 +18,8 @@ PROTOCOLS = {
     "cosine": "Queries and documents become vectors, and a query counts where its own document is nearer to it, by "
     "cosine, than every other. A text that is longer than a model reads is cut where the model's tokenizer cuts it.",
     "paired": "The same texts go through the model with and without its patch.",
+    "mteb": "Run through MTEB with its own documents and scoring. A text that is longer than the length, or than a "
+    "model reads, is cut.",
     "lm-eval": "Run through lm-evaluation-harness with its own prompts and scoring. No prompt was cut; lengths are "
     "nominal, and the table has the tokens that prompts and answers really took.",
 }
