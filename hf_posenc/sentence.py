@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
@@ -120,3 +122,18 @@ def _first_type(file: str) -> str:
             "loaded. model_class=transformers.AutoModel gives the transformers model alone."
         )
     return kind
+
+
+def copy_modules(source: Path, folder: Path, length: int | None) -> None:
+    """Bring along what stands around a transformers model, and let none of it cut texts before `length`."""
+    if not (source / MODULES).exists():
+        return
+    for found in source.glob("[0-9]*_*"):  # as the library names them
+        if found.is_dir():
+            shutil.copytree(found, folder / found.name)
+    for file in folder.glob("sentence_*_config.json"):
+        settings = read_json(str(file))
+        if length is not None and settings.get("max_seq_length") is not None:
+            settings["max_seq_length"] = length
+            file.unlink()
+            file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -68,7 +68,7 @@ def _places(table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The row of the table before each new one, and how far past it that stands; whole numbers, so as not to round."""
     where = _numbers(table, rows) * len(table)
     i = torch.div(where, rows, rounding_mode="floor").clamp(max=max(len(table) - 2, 0))
-    return i, ((where - i * rows) / rows).to(table.dtype)[:, None]
+    return i, ((where - i * rows).to(table.dtype) / rows)[:, None]
 
 
 RESIZE = {
