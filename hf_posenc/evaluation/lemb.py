@@ -169,8 +169,10 @@ class Encoder:
     """What MTEB asks vectors of."""
 
     def __init__(self, embedder: Embedder, scheme: str, batch_size: int | None):
+        from mteb.models.model_meta import ModelMeta
+
         self.embedder, self.batch_size = embedder, batch_size
-        self.mteb_model_meta = mteb_of().ModelMeta.create_empty({"name": f"hf-posenc/{scheme.replace(':', '-')}"})
+        self.mteb_model_meta = ModelMeta.create_empty({"name": f"hf-posenc/{scheme}"})
 
     @torch.no_grad()
     def encode(self, inputs: Any, *, prompt_type: Any = None, **kwargs: Any) -> Any:
