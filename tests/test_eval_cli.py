@@ -225,7 +225,7 @@ def test_no_task_to_compare_is_a_mistake(asked):
 
 def test_an_encoder_with_small_logits_is_still_one(asked):
     done, _ = asked("eval", "encoder", "--lengths", 32)
-    assert done.exit_code == 2 and "LongEmbed" in done.stderr
+    assert done.exit_code == 2 and "embed_passkey" in done.stderr
 
 
 def test_an_unpatched_model_is_read_at_what_was_asked_for(asked):
