@@ -2,6 +2,7 @@
 
 from .checkpoint import load, merge, save
 from .describe import Description, check_model, describe
+from .growth import new_rows
 from .patch import is_patched, patch_model, set_rendering, unpatch_model
 from .registry import PosencError, UnsupportedCell, UnsupportedModel
 from .schemes import SCHEMES, Scheme
@@ -19,6 +20,7 @@ __all__ = [
     "is_patched",
     "load",
     "merge",
+    "new_rows",
     "patch_model",
     "save",
     "set_rendering",

@@ -27,6 +27,7 @@ from .records import Record, text_section, vision_section
 from .registry import PosencError
 from .restore import restore
 from .rotary import hushed
+from .sentence import around, holds_embedder, inner_model
 from .sidecar import write_record
 from .staging import staged
 
@@ -34,16 +35,18 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **kwargs: Any) -> None:
-    """Write a model, or the adapters of a PEFT model, so that `load` gives it back.
+    """Write a model, a SentenceTransformer or the adapters of a PEFT model, so that `load` gives it back.
 
     The directory appears whole, in place of an older one. `portable` adds a module of a few lines through which
     `from_pretrained(..., trust_remote_code=True)` loads a sealed model wherever this package is installed. `kwargs`
     go to `save_pretrained`.
     """
     adapted = hasattr(model, "get_base_model")  # asked so, since importing peft takes seconds
-    base = model.get_base_model() if adapted else model
+    base = inner_model(model.get_base_model() if adapted else model)
     if not isinstance(base, PreTrainedModel):
-        raise PosencError(f"save takes a transformers model or a PeftModel, got {type(model).__qualname__}.")
+        raise PosencError(
+            f"save takes a transformers model, a SentenceTransformer or a PeftModel, got {type(model).__qualname__}."
+        )
     record = getattr(base.config, "posenc", None)
     if not adapted and is_patched(base):
         check_model(base)
@@ -70,9 +73,9 @@ def load(
 ) -> Any:
     """The model at `path` with the positions that it was saved with; raises if that cannot be had.
 
-    `path` is a directory or a hub name, of a model or of a PEFT adapter (then `base` may name another place of its
-    base model, or be that model, patched alike). `model_class` is a transformers class other than the one that was
-    saved. `kwargs` go to `from_pretrained`.
+    `path` is a directory or a hub name, of a model, of a SentenceTransformer or of a PEFT adapter (then `base` may
+    name another place of its base model, or be that model, patched alike). `model_class` is a transformers class other
+    than the one that was saved, without a SentenceTransformer around it. `kwargs` go to `from_pretrained`.
     """
     where = model_path(os.fspath(path))
     hub = {key: kwargs[key] for key in HUB if key in kwargs}
@@ -83,6 +86,11 @@ def load(
     file = find(where, "config.json", hub)
     if file is None:
         raise PosencError(f"{where} holds neither config.json nor adapter_config.json: it is not a checkpoint.")
+    inner = _load_model(where, file, model_class, hub, kwargs)
+    return inner if model_class is not None or not holds_embedder(where, hub) else around(inner, where, hub)
+
+
+def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kwargs: Any) -> PreTrainedModel:
     raw = read_json(file)
     if "posenc" not in raw:
         if raw.get("attn_implementation") == SEAL:

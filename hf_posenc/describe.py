@@ -20,6 +20,7 @@ from .records import Record
 from .registry import PosencError
 from .rotary import SEALED, STILL, scaling_of
 from .schemes.rotary import RotaryScheme
+from .sentence import inner_model
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def describe(model: Any) -> Description | ImageDescription:
 
 
 def bare(model: Any) -> PreTrainedModel:
-    """The transformers model inside a PEFT or compiled one."""
-    model = getattr(model, "_orig_mod", model)
+    """The transformers model inside a PEFT or compiled one, or in a SentenceTransformer."""
+    model = inner_model(getattr(model, "_orig_mod", model))
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     refuse_strangers(model)
     return model

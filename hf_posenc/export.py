@@ -29,6 +29,7 @@ from .render import plan
 from .restore import refuse_other_geometry, refuse_other_images, restore
 from .rotary import built
 from .schemes import Scheme, scheme_from
+from .sentence import copy_modules
 from .sidecar import FILE
 from .staging import staged
 
@@ -74,9 +75,15 @@ def patch_checkpoint(
         tensors[key] = stack.table.module.state_dict()["weight"]  # type: ignore[union-attr]
     with staged(target) as folder:
         _copy_small_files(Path(origin), folder, own_length(where))
+        copy_modules(Path(origin), folder, _told(chosen, where))
         where.model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
     return describe(model)
+
+
+def _told(scheme: Scheme, where: Places) -> int | None:
+    """The length that a scheme was told to reach, if it was."""
+    return own_length(where) if scheme.target_length is not None or scheme.factor is not None else None
 
 
 def describe_checkpoint(

@@ -15,8 +15,9 @@ from .registry import PosencError, UnsupportedModel, suggestion
 from .render import plan
 from .renderings import RENDERINGS
 from .schemes import Scheme, scheme_from
+from .sentence import inner_model, is_embedder, length_edit
 
-M = TypeVar("M", bound=PreTrainedModel)
+M = TypeVar("M")
 EXISTING = ("extend", "replace")
 
 
@@ -31,26 +32,29 @@ def patch_model(
     layer_types: Sequence[str] | str | None = None,
     **options: Any,
 ) -> M:
-    """Replace, in place, how `model` knows positions, and return it.
+    """Replace, in place, how `model` (or the model inside a SentenceTransformer) knows positions, and return it.
 
     `scheme` is a name (see `hf-posenc schemes`) or a scheme object; `options` are those of the scheme. One of
     `target_length` and `factor` says how far to reach; `trained_length` corrects a config that is wrong about it.
     A RoPE that is scaled already is extended from where it stands (`existing="extend"`, the default, with a warning
     unless given) or dropped for the plain RoPE below it (`existing="replace"`). Where a model keeps RoPE parameters
     per type of layer, layers with a sliding window are left alone; `layer_types` names others, or "all". A patched
-    model is patched anew from its original. On a model of images the rows and columns of each image are its positions,
-    and lengths make no sense. Whatever raises leaves the model as it was.
+    model is patched anew from its original. A SentenceTransformer is also let read as far as it is told to reach. On a
+    model of images the rows and columns of each image are its positions, and lengths make no sense. Whatever raises
+    leaves the model as it was.
     """
-    refuse_unpatchable(model)
+    inner = inner_model(model)
+    refuse_unpatchable(inner)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
     chosen = scheme_from(scheme, {**lengths, **options})
     if existing is not None and existing not in EXISTING:
         raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
-    before = journal_of(model)
+    before = journal_of(inner)
     if before is not None:
         before.undo()
     try:
-        _planned(model, chosen, existing, layer_types, before.final if before else None).apply()
+        journal = _planned(model, inner, chosen, existing, layer_types, before.final if before else None)
+        journal.apply()
     except BaseException:
         if before is not None:
             before.apply()
@@ -59,19 +63,25 @@ def patch_model(
 
 
 def _planned(
-    model: PreTrainedModel, scheme: Scheme, existing: str | None, layer_types: Any, lost: str | None
+    model: Any, inner: PreTrainedModel, scheme: Scheme, existing: str | None, layer_types: Any, lost: str | None
 ) -> Journal:
-    images = image_places(model)
+    images = image_places(inner)
     if images is not None:
         return plan_images(images, scheme, measure_images(images, scheme, existing, layer_types), lost=lost)
-    where = places(model)
-    return plan(where, scheme, measure(where, scheme, existing, layer_types), lost=lost)
+    where = places(inner)
+    geometries = measure(where, scheme, existing, layer_types)
+    journal = plan(where, scheme, geometries, lost=lost)
+    reach = scheme.span(next(iter(geometries.values())))
+    if is_embedder(model) and reach.factor is not None:  # nobody who was not told further cuts texts later
+        journal.edits = [*journal.edits, length_edit(model, reach.target)]
+    return journal
 
 
 def unpatch_model(model: M) -> M:
     """Give `model` its own positions back, to the last bit, and return it."""
-    refuse_unpatchable(model)
-    journal = journal_of(model)
+    inner = inner_model(model)
+    refuse_unpatchable(inner)
+    journal = journal_of(inner)
     if journal is None:
         raise PosencError("This model is not patched: there is nothing to undo. Its positions are its own.")
     if journal.final is not None:
@@ -80,7 +90,7 @@ def unpatch_model(model: M) -> M:
     return model
 
 
-def set_rendering(model: PreTrainedModel, rendering: str | None) -> None:
+def set_rendering(model: Any, rendering: str | None) -> None:
     """Choose how a patched model adds its bias to attention; None lets each call take the cheapest way that fits."""
     if rendering is not None and rendering not in RENDERINGS:
         raise PosencError(f"Unknown rendering {rendering!r}.{suggestion(rendering, list(RENDERINGS))}")
@@ -92,8 +102,8 @@ def set_rendering(model: PreTrainedModel, rendering: str | None) -> None:
         link.shared.rendering = rendering
 
 
-def is_patched(model: PreTrainedModel) -> bool:
-    return journal_of(model) is not None
+def is_patched(model: Any) -> bool:
+    return journal_of(inner_model(model)) is not None
 
 
 def journal_of(model: PreTrainedModel) -> Journal | None:
@@ -124,5 +134,6 @@ def refuse_strangers(model: Any) -> None:
         inner = getattr(model, "module", None)
         hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
         raise UnsupportedModel(
-            f"A transformers PreTrainedModel is wanted, got {type(model).__module__}.{type(model).__qualname__}.{hint}"
+            "A transformers PreTrainedModel or a SentenceTransformer is wanted, got "
+            f"{type(model).__module__}.{type(model).__qualname__}.{hint}"
         )

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 MODULE = "modeling_hf_posenc"
 CODE = '''"""Opens this checkpoint with its own position scheme. Needs: pip install hf-posenc"""
 
+import transformers
 from hf_posenc import load
 
 
@@ -17,7 +18,7 @@ class Patched:
     @classmethod
     def from_pretrained(cls, path, *args, config=None, **kwargs):
         kwargs.pop("trust_remote_code", None)
-        return load(path, **kwargs)
+        return load(path, model_class=transformers.{model_class}, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoModel"):
@@ -27,7 +28,8 @@ class Patched:
 
 def write_portable(folder: Path, model: PreTrainedModel) -> None:
     """Add the module and the `auto_map` that names it for the auto class of this model's head."""
-    (folder / f"{MODULE}.py").write_text(CODE, encoding="utf-8")
+    code = CODE.replace("{model_class}", type(model).__name__)  # which is what an auto class expects, and no more
+    (folder / f"{MODULE}.py").write_text(code, encoding="utf-8")
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     config["auto_map"] = {auto: f"{MODULE}.Patched" for auto in _auto_classes(model)}

@@ -225,7 +225,7 @@ def test_no_task_to_compare_is_a_mistake(asked):
 
 def test_an_encoder_with_small_logits_is_still_one(asked):
     done, _ = asked("eval", "encoder", "--lengths", 32)
-    assert done.exit_code == 2 and "LongEmbed" in done.stderr
+    assert done.exit_code == 2 and "embed_passkey" in done.stderr
 
 
 def test_an_unpatched_model_is_read_at_what_was_asked_for(asked):
@@ -250,7 +250,7 @@ def test_streaming_is_asked_for_passkeys(asked):
         ("plain", ("--report", "no/a.html"), "no directory"),
         ("plain", ("--out", "no/a.jsonl"), "no directory"),
         ("plain", ("--json", "."), "is a directory"),
-        ("encoder", (), "LongEmbed"),  # not that 64 tokens of 32 cannot be scored
+        ("encoder", (), "embed_passkey"),  # not that 64 tokens of 32 cannot be scored
     ],
 )
 def test_what_would_go_unheeded_or_unwritten_is_told(folder, monkeypatch, name, more, told):

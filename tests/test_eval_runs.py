@@ -275,7 +275,7 @@ def test_compare_prints_ranks(folder, tmp_path):
     "name, more, told",
     [
         ("mute", [], "no tokenizer"),
-        ("encoder", [], "LongEmbed"),
+        ("encoder", [], "embed_passkey"),
         ("plain", ["--protocol", "yarm"], "Did you mean 'yarn'"),
         ("plain", ["--lengths", "1m"], "1048576 tokens are needed"),
         ("plain", ["--report", "a.pdf"], ".html"),

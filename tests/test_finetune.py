@@ -66,7 +66,7 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
 def test_small_recipes_run(path, tmp_path, text):
     output = tmp_path / "out"
-    words = [text, "--train.max_steps=2", "--data.length=256", "--measure={lengths: [64, 128], windows: 2, scored: 16}"]
+    words = [text, "--train.max_steps=2", "--data.length=256", SMALL[1]]
     if "control" not in path.stem and "gpt2" not in path.stem and "bert" not in path.stem:
         words.append("--merge")
     run([*launched(SCRIPT), str(path), f"--output={output}", *words])

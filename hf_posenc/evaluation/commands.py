@@ -19,6 +19,7 @@ from ..patch import is_patched
 from ..registry import PosencError, suggestion
 from ..rotary import hushed
 from .compare import Standing, compare, doublings, standings
+from .haystacks import Haystacks
 from .needles import Retrieval
 from .outputs import refuse_outputs, write
 from .perplexity import PROTOCOLS, Reading
@@ -35,7 +36,10 @@ Model = Annotated[str, typer.Argument(help="a checkpoint or adapter: directory o
 Text = Annotated[list[str] | None, typer.Option(help="a text file, a document each; more than once")]
 Tasks = Annotated[
     str | None,
-    typer.Option(help="perplexity, loss_by_position, passkey, multikey, multivalue, first_sentence; with commas"),
+    typer.Option(
+        help="perplexity, loss_by_position, passkey, multikey, multivalue, first_sentence; for encoders "
+        "embed_passkey, embed_needle; with commas"
+    ),
 ]
 ProtocolName = Annotated[str, typer.Option(help="last, sliding, whole or yarn")]
 Windows = Annotated[int | None, typer.Option(help="of `last`; 20 or what the text has room for, unless given")]
@@ -47,6 +51,8 @@ Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="open windows w
 Depths = Annotated[str, typer.Option(help="of needles, from 0 to 1, with commas")]
 Trials = Annotated[int, typer.Option(help="at each depth")]
 Distractors = Annotated[int, typer.Option(help="that an answer must be likelier than")]
+Queries = Annotated[int, typer.Option(help="of embed_ tasks at each length")]
+Stacks = Annotated[int, typer.Option("--documents", help="that queries of embed_ tasks choose from")]
 Seed = Annotated[int, typer.Option(help="of the trials")]
 Json = Annotated[str | None, typer.Option("--json", help="write all rows there")]
 Report = Annotated[str | None, typer.Option(help="write a page (.html), a picture (.png) or .md")]
@@ -73,8 +79,10 @@ def eval_command(
     depths: Depths = "0,0.25,0.5,0.75,1",
     trials: Trials = 10,
     distractors: Distractors = 9,
+    queries: Queries = 50,
+    stacks: Stacks = 100,
     seed: Seed = 0,
-    harness: Annotated[str | None, typer.Option(help="ruler, longbench, babilong, or tasks of theirs")] = None,
+    harness: Annotated[str | None, typer.Option(help="ruler, longbench, babilong, lemb, or tasks of theirs")] = None,
     samples: Annotated[int, typer.Option(help="of each harness task and length")] = 50,
     base: Annotated[str | None, typer.Option(help="the base model of an adapter, if it has moved")] = None,
     reference: Annotated[str | None, typer.Option(help="what the short-context tax is measured against")] = None,
@@ -93,10 +101,7 @@ def eval_command(
     refuse_outputs(json_file, report, out)
     live, words = loaded(model, device, dtype, base), tokenizer_for(model, tokenizer, base)
     refuse_unheeded(given, options, is_patched(bare(live)) and bool(text))
-    if harness:
-        from .harness import evaluate_harness, planned  # lm-eval takes seconds to import, and is an extra
-
-        planned(live, words, harness, reached, samples)
+    suite = suite_of(live, words, harness, reached, samples, batch_size) if harness else None
     rows: list[Row] = []
     run: dict[str, Any] = {}
     if options is not None:
@@ -107,11 +112,8 @@ def eval_command(
             quiet=not sys.stderr.isatty(),
         )  # fmt: skip
         run = identity(live, words, documents, options, other)
-    if harness:
-        kept = Results(out, run or fingerprint(live, words, (), {}))
-        rows += evaluate_harness(
-            live, words, harness, reached, samples=samples, batch_size=batch_size or 1, results=kept
-        )
+    if suite is not None:
+        rows += suite(Results(out, run or fingerprint(live, words, (), {})))
     show(rows)
     write(rows, json_file, report, {"model": model, "text": text, "trained_length": trained_length(live)})
 
@@ -133,6 +135,8 @@ def compare_command(
     depths: Depths = "0,0.25,0.5,0.75,1",
     trials: Trials = 10,
     distractors: Distractors = 9,
+    queries: Queries = 50,
+    stacks: Stacks = 100,
     seed: Seed = 0,
     json_file: Json = None,
     report: Report = None,
@@ -151,8 +155,9 @@ def compare_command(
     reached = parsed_lengths(lengths) if lengths else doublings(trained_length(live), target)
     options = chosen(given, reached, "perplexity")
     refuse_unheeded(given, options, taxed=True)
+    documents = read_documents(text or [], words) if text or not (options and options.embeds) else []
     rows = compare(
-        live, words, schemes, read_documents(text or [], words), target_length=target, options=options, out=out,
+        live, words, schemes, documents, target_length=target, options=options, out=out,
         force=force, quiet=not sys.stderr.isatty(),
     )  # fmt: skip
     show([row for row in rows if row.task not in ("perplexity", "tax")])
@@ -163,6 +168,23 @@ def compare_command(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"eval": eval_command, "compare": compare_command}
+
+
+def suite_of(
+    model: Any, tokenizer: Any, group: str, lengths: Sequence[int], samples: int, batch_size: int | None
+) -> Callable[[Results], list[Row]]:
+    """What runs a harness; raises now for what it would refuse later."""
+    from .lemb import evaluate_lemb, is_lemb, planned_lemb  # both libraries are slow to import, and extras
+
+    if is_lemb(group):
+        planned_lemb(model, tokenizer, group, lengths)
+        return lambda kept: evaluate_lemb(model, tokenizer, group, lengths, batch_size=batch_size, results=kept)
+    from .harness import evaluate_harness, planned
+
+    planned(model, tokenizer, group, lengths, samples)
+    return lambda kept: evaluate_harness(
+        model, tokenizer, group, lengths, samples=samples, batch_size=batch_size or 1, results=kept
+    )
 
 
 def chosen(given: Mapping[str, Any], lengths: Sequence[int], tasks: str) -> Options | None:
@@ -186,9 +208,11 @@ def chosen(given: Mapping[str, Any], lengths: Sequence[int], tasks: str) -> Opti
     except ValueError:
         raise PosencError(f"--depths takes numbers from 0 to 1 with commas, got {given['depths']!r}.") from None
     asked = Retrieval(depths=depths, trials=given["trials"], distractors=given["distractors"], seed=given["seed"])
+    hidden = Haystacks(queries=given["queries"], documents=given["stacks"], seed=given["seed"])
     return Options(
         lengths=tuple(lengths),
         tasks=names,
+        haystacks=hidden,
         protocol=given["protocol"],
         reading=reading,
         asked=asked,

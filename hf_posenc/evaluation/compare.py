@@ -19,6 +19,9 @@ from .runs import Job, Material, Options, kept, perform, prepared, progress_bar,
 from .tax import UNPATCHED, tax_rows
 from .texts import Document
 
+CHUNKED = "chunked"
+"""No scheme: an encoder reads a long text in pieces, and the mean of their embeddings stands for it."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -53,11 +56,12 @@ def parsed_schemes(text: str) -> list[Entry]:
         if "=" in name and entries:  # another option of the scheme before
             name, option = "", part
         if name:
-            SCHEMES[name]
+            if name != CHUNKED:
+                SCHEMES[name]
             entries.append(Entry(part, name, {}))
         if option or colon:
             key, equals, value = option.partition("=")
-            if not equals or not entries:
+            if not equals or not entries or entries[-1].scheme == CHUNKED:
                 raise PosencError(f"A scheme's option is name=value, as in yarn:factor=4,beta_fast=16; got {part!r}.")
             entry = entries.pop()
             label = entry.label if name else f"{entry.label},{option}"
@@ -99,10 +103,18 @@ def compare(
 
     A scheme reaches for `target_length` unless its own options say otherwise.
     """
+    if options is not None and options.embeds:
+        from .encoders import compare_encoders  # which is made of parts of this
+
+        return compare_encoders(
+            model, tokenizer, schemes, documents, target_length=target_length, options=options, out=out, force=force,
+            quiet=quiet,
+        )  # fmt: skip
     if hasattr(model, "peft_config") or is_patched(model):
         raise PosencError("compare starts from an unpatched model without adapters; this one is patched or adapted.")
     model.eval()
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
+    refuse_chunked(entries)
     trained = trained_length(model)
     options = options or Options(lengths=doublings(trained, target_length))
     material = prepared(model, Material(tokenizer, documents, options, trained, bool(documents)), force)
@@ -124,6 +136,14 @@ def compare(
             taxes = tax_rows([r for r in rows if r.scheme in (UNPATCHED, entry.label)], trained)
             rows += kept(results, f"{entry.label}/tax", taxes)
     return rows
+
+
+def refuse_chunked(entries: Sequence[Entry]) -> None:
+    if any(entry.scheme == CHUNKED for entry in entries):
+        raise PosencError(
+            f"{CHUNKED!r} averages embeddings of pieces of a text, and these tasks are for decoders: take "
+            "--tasks embed_passkey or embed_needle, or leave it out."
+        )
 
 
 def patched(model: Any, entry: Entry, target_length: int) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..describe import bare
 from ..registry import PosencError, suggestion
 from .results import Results
 from .retrieval import accuracy
@@ -112,10 +113,10 @@ def planned(
 
 
 def refuse_mute(model: Any) -> None:
-    if not model.can_generate():
+    if not bare(model).can_generate():
         raise PosencError(
-            f"{type(model).__name__} does not generate, and these suites score what a model writes: give them a "
-            "causal language model."
+            f"{type(bare(model)).__name__} does not generate, and these suites score what a model writes: give them a "
+            "causal language model. LongEmbed's tasks, 'lemb', are for encoders."
         )
 
 

@@ -206,7 +206,7 @@ def refuse_not_causal(model: Any) -> None:
         raise PosencError(
             f"{name} has no head that predicts the next token, which perplexity and retrieval need. A decoder with "
             "its language-model head can be evaluated (load it with model_class=AutoModelForCausalLM, if its weights "
-            "have one); encoders are evaluated by embedding tasks such as MTEB's LongEmbed, which are no part of this."
+            "have one); encoders are evaluated by their embeddings: --tasks embed_passkey,embed_needle."
         )
     vocabulary = vocabulary_of(model)
     ids = torch.arange(2, 10)[None] % vocabulary
@@ -223,5 +223,5 @@ def refuse_not_causal(model: Any) -> None:
         raise PosencError(
             f"{name} sees the tokens that it would be asked to predict: it is an encoder. Perplexity and retrieval "
             "are for decoders; of this family, one with is_decoder=True in its config and a causal head will do. "
-            "Encoders are evaluated by embedding tasks such as MTEB's LongEmbed, which are not part of this."
+            "Encoders are evaluated by their embeddings: --tasks embed_passkey,embed_needle."
         )

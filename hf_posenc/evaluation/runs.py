@@ -16,6 +16,7 @@ from ..measure import own_length
 from ..patch import is_patched
 from ..registry import PosencError, suggestion
 from .budget import estimate, refuse_oversized
+from .haystacks import HAYSTACKS, Haystacks
 from .losses import found_places, refuse_not_causal, vocabulary_of
 from .needles import MAKERS, Retrieval, trials
 from .perplexity import PROTOCOLS, Progress, Reading, cut, loss_by_position, perplexity, protocol_of, rows_together
@@ -25,7 +26,9 @@ from .rows import Row
 from .tax import UNPATCHED, positions_undone, tax_lengths, tax_rows
 from .texts import Document, bos_of, refuse_missing, refuse_strange_tokens
 
-TASKS = ("perplexity", "loss_by_position", *MAKERS)
+READING_TASKS = ("perplexity", "loss_by_position", *MAKERS)
+"""For models that predict the next token."""
+TASKS = (*READING_TASKS, *HAYSTACKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,7 @@ class Options:
     protocol: str = "last"
     reading: Reading = field(default_factory=Reading)
     asked: Retrieval = field(default_factory=Retrieval)
+    haystacks: Haystacks = field(default_factory=Haystacks)
     bos: bool | None = None
     """Whether windows open with BOS; as the tokenizer does, unless given."""
 
@@ -46,8 +50,18 @@ class Options:
         for task in self.tasks:
             if task not in TASKS:
                 raise PosencError(f"Unknown task {task!r}.{suggestion(task, list(TASKS))}")
+        if self.embeds and not set(self.tasks) <= set(HAYSTACKS):
+            raise PosencError(
+                f"{', '.join(HAYSTACKS)} search by embeddings, and {', '.join(READING_TASKS)} ask what comes next: no "
+                "model is made for both. Run them one after the other."
+            )
         if protocol_of(self.protocol, self.reading).opens and self.bos is False:
             raise PosencError(f"The protocol {self.protocol!r} opens each window with BOS: leave --no-bos out.")
+
+    @property
+    def embeds(self) -> bool:
+        """Whether embeddings are measured, not predictions."""
+        return any(task in HAYSTACKS for task in self.tasks)
 
     def identity(self) -> dict[str, Any]:
         """What figures depend on: not how many tokens go through at once."""
@@ -258,8 +272,15 @@ def evaluate(
     """Every figure that `options` asks for, and for a patched model its short-context tax.
 
     `reference` is what the tax is measured against; unless given, the same weights with the patch undone. `out` is a
-    JSONL file that rows are appended to, and from which an interrupted run goes on.
+    JSONL file that rows are appended to, and from which an interrupted run goes on. Embedding tasks take encoders and
+    SentenceTransformers, and compare embeddings of short texts instead of losses.
     """
+    if options.embeds:
+        from .encoders import evaluate_encoder  # which is made of parts of this
+
+        return evaluate_encoder(
+            model, tokenizer, documents, options=options, reference=reference, out=out, force=force, quiet=quiet
+        )
     model.eval()
     scheme = scheme_of(model)
     due = scheme != UNPATCHED and bool(documents)
@@ -285,6 +306,10 @@ def identity(
     model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None
 ) -> dict[str, Any]:
     """What makes an evaluation the same one."""
+    if options.embeds:
+        from .encoders import encoder_identity
+
+        return encoder_identity(model, tokenizer, documents, options, reference)
     values = options.identity()
     if reference is not None:
         values["reference"] = model_digest(reference.eval())

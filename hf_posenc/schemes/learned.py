@@ -15,40 +15,77 @@ from .base import Scheme, register
 
 def linear_rows(table: Tensor, rows: int) -> Tensor:
     """Row p is the table read at p * len(table) / rows; the last piece is continued straight."""
-    where, i = _places(table, rows)
-    return torch.lerp(table[i], table[i + 1], (where - i)[:, None])
+    i, t = _places(table, rows)
+    return torch.lerp(table[i], table[i + 1], t)
 
 
 def cubic_rows(table: Tensor, rows: int) -> Tensor:
     """As linear, through a Catmull-Rom spline; the rows before the first and after the last continue its ends."""
-    where, i = _places(table, rows)
+    i, t = _places(table, rows)
     ends = torch.cat([2 * table[:1] - table[1:2], table, 2 * table[-1:] - table[-2:-1]])
     a, b, c, d = (ends[i + k] for k in range(4))
-    t = (where - i)[:, None]
-    return b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
+    made = b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
+    kept = stretched_rows(len(table), rows)
+    made[kept] = table[_numbers(table, rows)[kept] * len(table) // rows]  # equal already but for rounding
+    return made
+
+
+def grouped_rows(table: Tensor, rows: int) -> Tensor:
+    """Neighbours share a row, p read as p // factor (LongEmbed's grouped positions)."""
+    return table[_numbers(table, rows) * len(table) // rows]
 
 
 def cyclic_rows(table: Tensor, rows: int) -> Tensor:
-    """The table over and over (Longformer)."""
-    return table[torch.arange(rows, device=table.device) % len(table)]
+    """The table over and over: Longformer's start, and LongEmbed's recurrent positions."""
+    return table[_numbers(table, rows) % len(table)]
 
 
 def hierarchical_rows(table: Tensor, rows: int, alpha: float) -> Tensor:
     """Row i*n + j is alpha*u_i + (1 - alpha)*u_j, u chosen so that the first n rows are the table's own (Su 2020)."""
     n = len(table)
     u = (table - alpha * table[:1]) / (1 - alpha)
-    p = torch.arange(rows, device=table.device)
+    p = _numbers(table, rows)
     made = alpha * u[p // n] + (1 - alpha) * u[p % n]
     made[:n] = table[:rows]  # equal already but for rounding
     return made
 
 
+def first_rows(length: int, rows: int) -> Tensor:
+    """Which of the rows are the table's own where these come first."""
+    return torch.arange(rows) < length
+
+
+def stretched_rows(length: int, rows: int) -> Tensor:
+    """Which of the rows are the table's own where these were moved apart."""
+    return torch.arange(rows) * length % rows == 0
+
+
+def _numbers(table: Tensor, rows: int) -> Tensor:
+    return torch.arange(rows, device=table.device)
+
+
 def _places(table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    where = torch.arange(rows, device=table.device, dtype=table.dtype) * (len(table) / rows)
-    return where, where.long().clamp(max=max(len(table) - 2, 0))
+    """The row of the table before each new one, and how far past it that stands; whole numbers, so as not to round."""
+    where = _numbers(table, rows) * len(table)
+    i = torch.div(where, rows, rounding_mode="floor").clamp(max=max(len(table) - 2, 0))
+    return i, ((where - i * rows).to(table.dtype) / rows)[:, None]
 
 
-RESIZE = {"linear": linear_rows, "cubic": cubic_rows, "cyclic": cyclic_rows, "hierarchical": hierarchical_rows}
+RESIZE = {
+    "linear": linear_rows,
+    "cubic": cubic_rows,
+    "grouped": grouped_rows,
+    "cyclic": cyclic_rows,
+    "hierarchical": hierarchical_rows,
+}
+TRAINED = {
+    "linear": stretched_rows,
+    "cubic": stretched_rows,
+    "grouped": stretched_rows,
+    "cyclic": first_rows,
+    "hierarchical": first_rows,
+}
+"""By way of resizing, which rows are trained ones, bit for bit; with `first_rows` short texts read what they did."""
 
 
 @register
@@ -56,9 +93,10 @@ RESIZE = {"linear": linear_rows, "cubic": cubic_rows, "cyclic": cyclic_rows, "hi
 class Learned(Scheme):
     """The family's own table resized to the target, or a new random one (normal, seeded) where it has none.
 
-    `cyclic` and `hierarchical` keep the trained rows as they are; `linear`, the default, and `cubic` stretch them. On
-    images the grid of patches is resized bicubically to that of `image_size` (pixels), and each image that has
-    another size gets it resized by the model's own code.
+    `cyclic` (LongEmbed's recurrent positions) and `hierarchical` keep the trained rows as they are; `linear`, the
+    default, `cubic` and `grouped` move them apart, so that short texts are read otherwise as well. On images the grid
+    of patches is resized bicubically to that of `image_size` (pixels), and each image that has another size gets it
+    resized by the model's own code.
     """
 
     name = "learned"
@@ -72,6 +110,8 @@ class Learned(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.resize == "recurrent":
+            raise PosencError("Recurrent positions, the table over and over, are resize='cyclic' here.")
         if self.resize is not None:
             self._check_choice("resize", tuple(RESIZE))
         self._check_count("image_size")
@@ -145,3 +185,11 @@ class _Source:
         if self.scheme.resize == "hierarchical":
             return hierarchical_rows(table, rows, self.scheme.alpha)
         return RESIZE[self.scheme.resize or "linear"](table, rows)  # type: ignore[operator]
+
+
+def trained_rows(scheme: Learned, geometry: Geometry, has_table: bool) -> Tensor:
+    """Which rows of the table that a scheme makes are trained ones, at a place of their own."""
+    rows = scheme.span(geometry).target
+    if not has_table:
+        return torch.zeros(rows, dtype=torch.bool)
+    return TRAINED[scheme.resize or "linear"](geometry.trained_length, rows)

@@ -15,6 +15,11 @@ PROTOCOLS = {
     "likelihood": "The right answer counts where the model finds it likelier than every distractor. Models that do "
     "not follow instructions, and tiny ones, can be measured so.",
     "generation": "The model writes its answer (greedy), and it counts where it is the right one.",
+    "cosine": "Queries and documents become vectors, and a query counts where its own document is nearer to it, by "
+    "cosine, than every other. A text that is longer than a model reads is cut where the model's tokenizer cuts it.",
+    "paired": "The same texts go through the model with and without its patch.",
+    "mteb": "Run through MTEB with its own documents and scoring. A text that is longer than the length, or than a "
+    "model reads, is cut.",
     "lm-eval": "Run through lm-evaluation-harness with its own prompts and scoring. No prompt was cut; lengths are "
     "nominal, and the table has the tokens that prompts and answers really took.",
 }
@@ -27,6 +32,12 @@ TASKS = {
     "multikey": "Many keys with values are hidden, and one is asked for: the others are distractors.",
     "multivalue": "One key with several values, all of which are asked for.",
     "first_sentence": "The text's first sentence is asked for, which separates models that all pass the passkey test.",
+    "embed_passkey": "Documents of the same filler that hide a person's pass key each (as LongEmbed's), at depths "
+    "spread over the text; a query names the person. All but the name is alike in all documents.",
+    "embed_needle": "Documents of real text that hide a statement about a place each, at depths spread over the text; "
+    "a query asks for it. Other documents speak of the same place, or say the like of others.",
+    "similarity": "How far embeddings of short texts moved (cosine to those of the unpatched model), and whether a "
+    "text's neighbours kept their order (rank correlation). At 1, a scheme costs nothing in the short.",
     "tax": "Loss with the scheme minus loss without it, on the same windows, at lengths that the model was trained "
     "for. Above zero, the scheme costs quality in the short.",
 }

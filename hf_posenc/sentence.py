@@ -1,0 +1,139 @@
+"""Sentence embedders: the transformers model inside a SentenceTransformer, and the length that it cuts texts at.
+
+sentence-transformers is an extra: it is known by its name, and imported only to load what it saved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+
+from .edits import Swap
+from .files import find, read_json
+from .registry import PosencError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LIBRARY, KIND = "sentence_transformers", "SentenceTransformer"
+MODULES, ABOUT = "modules.json", "config_sentence_transformers.json"
+
+
+def is_embedder(model: Any) -> bool:
+    """Whether this is a SentenceTransformer, which need not be installed to ask."""
+    return any(c.__name__ == KIND and c.__module__.partition(".")[0] == LIBRARY for c in type(model).__mro__)
+
+
+def inner_model(model: Any) -> Any:
+    """The transformers model inside a SentenceTransformer; anything else as it is."""
+    if not is_embedder(model):
+        return model
+    found: list[PreTrainedModel] = []
+    _collect(model, found)
+    if len(found) != 1:
+        inside = ", ".join(type(one).__name__ for one in found) or "none"
+        raise UnsupportedModel(
+            f"A {KIND} with one transformers model inside is wanted, and this one has {len(found)} ({inside}). "
+            "Patch the transformers models inside one by one, and set max_seq_length by hand."
+        )
+    return found[0]
+
+
+def _collect(module: nn.Module, found: list[PreTrainedModel]) -> None:
+    for child in module.children():
+        if not isinstance(child, PreTrainedModel):
+            _collect(child, found)
+        elif not any(child is one for one in found):
+            found.append(child)
+
+
+def length_edit(model: Any, length: int) -> Swap:
+    """Lets a SentenceTransformer read so many tokens: its `max_seq_length` is its tokenizer's own."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if not hasattr(tokenizer, "model_max_length"):
+        raise UnsupportedModel(
+            f"This {KIND} has no tokenizer of transformers ({type(tokenizer).__name__}), so that its maximum length "
+            "cannot be set. Patch the transformers model inside it, and set the length by hand."
+        )
+    return Swap(tokenizer, "model_max_length", length)
+
+
+def holds_embedder(path: str, hub: dict[str, Any]) -> bool:
+    """Whether a checkpoint is that of a SentenceTransformer."""
+    if find(path, MODULES, hub) is None:
+        return False
+    about = find(path, ABOUT, hub)
+    return about is None or read_json(about).get("model_type", KIND) == KIND
+
+
+def around(inner: PreTrainedModel, path: str, hub: dict[str, Any]) -> Any:
+    """The SentenceTransformer that was saved at `path`, with `inner` as its model."""
+    try:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.base.modules import Transformer
+    except ImportError as error:
+        raise PosencError(
+            f"{path} holds a {KIND}, and {error.name or error} is not installed: pip install 'hf-posenc[embed]'. The "
+            "transformers model inside it alone can be had with model_class=transformers.AutoModel."
+        ) from None
+
+    class Given(Transformer):
+        """The library's own module, which is handed its model and loads none."""
+
+        def _load_model(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
+            return inner
+
+    file = find(path, MODULES, hub)
+    assert file is not None
+    kind = _first_type(file)
+    where = {new: hub[old] for old, new in PLACES.items() if old in hub}
+    try:
+        made = SentenceTransformer._load_with_module_classes(path, {kind: Given}, device=str(inner.device), **where)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        raise PosencError(f"{path} does not make a {KIND}: {error}") from error
+    made[0].__class__ = Transformer  # as it would be saved and pickled
+    return made.eval()
+
+
+PLACES = {
+    "revision": "revision",
+    "token": "token",
+    "cache_dir": "cache_folder",
+    "local_files_only": "local_files_only",
+}
+"""Arguments of `from_pretrained` that say where files come from, and what sentence-transformers calls them."""
+
+
+def _first_type(file: str) -> str:
+    """The class of the first module; only the library's own Transformer can be handed a model."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            kind = json.load(stream)[0]["type"]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise PosencError(f"{file} should list modules with their types, and does not: it is damaged.") from None
+    if not (isinstance(kind, str) and kind.startswith(LIBRARY + ".") and kind.endswith(".Transformer")):
+        raise PosencError(
+            f"The first module of {os.path.dirname(file)} is {kind!r}, and only {LIBRARY}'s own Transformer can be "
+            "loaded. model_class=transformers.AutoModel gives the transformers model alone."
+        )
+    return kind
+
+
+def copy_modules(source: Path, folder: Path, length: int | None) -> None:
+    """Bring along what stands around a transformers model, and let none of it cut texts before `length`."""
+    if not (source / MODULES).exists():
+        return
+    for found in source.glob("[0-9]*_*"):  # as the library names them
+        if found.is_dir():
+            shutil.copytree(found, folder / found.name)
+    for file in folder.glob("sentence_*_config.json"):
+        settings = read_json(str(file))
+        if length is not None and settings.get("max_seq_length") is not None:
+            settings["max_seq_length"] = length
+            file.unlink()
+            file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
