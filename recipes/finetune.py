@@ -189,8 +189,8 @@ def refuse_misfit(settings: Settings, model: PreTrainedModel, tokenizer: Any) ->
         )
     if settings.model.objective == "masked" and tokenizer.mask_token_id is None:
         raise PosencError("model.objective: masked needs a tokenizer with a mask token, and this one has none.")
-    if settings.model.objective != "causal" and (settings.data.passkey or settings.data.pose):
-        raise PosencError("data.passkey and data.pose are for causal models.")
+    if settings.model.objective != "causal" and settings.data.passkey:
+        raise PosencError("data.passkey is for causal models.")
 
 
 def train(settings: Settings, resume: bool, merged: bool, compared: bool = True) -> list[Figure]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hf_posenc import describe, load
 from hf_posenc.models import NAMES
@@ -84,6 +85,34 @@ def test_small_recipes_run(path, tmp_path, text):
         assert scheme == describe(adapted.get_base_model()).scheme == path.stem.removeprefix("tiny_")
         ids = torch.arange(3, 40)[None]
         torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif("HF_POSENC_MODELS" not in os.environ, reason="HF_POSENC_MODELS names no real checkpoints")
+@pytest.mark.parametrize("name", ["minilm_learned", "bert_learned"])
+def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
+    output, base = tmp_path / "out", Path(os.environ["HF_POSENC_MODELS"]) / "minilm-l6"
+    words = [
+        "--train.max_steps=2",
+        "--train.per_device_train_batch_size=2",
+        "--train.bf16=false",
+        f"--output={output}",
+    ]
+    few = "--measure={lengths: [64], windows: 2, scored: 16}"
+    if name == "bert_learned":  # MiniLM came without the head of its pretraining: an old one is made up
+        model = AutoModelForMaskedLM.from_pretrained(base)
+        model.save_pretrained(tmp_path / "base")
+        AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "base")
+        base = tmp_path / "base"
+    run([sys.executable, SCRIPT, recipe(name), text, few, f"--model.path={base}", *words])
+    before, after = weights(base), weights(output / "model")
+    key = next(k for k in after if k.endswith("position_embeddings.weight"))
+    old = next(v for k, v in before.items() if k.endswith("position_embeddings.weight"))
+    assert after[key].shape == (4096, 384) and torch.equal(after[key][:512], old)
+    assert not torch.equal(after[key][512:1024], old)
+    others = {k.removeprefix("bert."): v for k, v in before.items() if "position_" not in k}
+    for k, v in after.items():
+        if "position_" not in k and k.removeprefix("bert.") in others:
+            assert torch.equal(v, others[k.removeprefix("bert.")]), k
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,18 +33,28 @@ def results(rows: Sequence[Row]) -> str:
     """Loss and passkeys by length, one line for each state of the model."""
     lengths = sorted({row.length for row in rows})
     states = list(dict.fromkeys(row.scheme for row in rows))
-    parts = [
-        table(["loss", *map(str, lengths)], [[state, *(_loss(rows, state, n) for n in lengths)] for state in states])
-    ]
-    if any(row.task == "passkey" for row in rows):
-        lines = [[state, *(_passkeys(rows, state, n) for n in lengths)] for state in states]
-        parts.append(table(["passkeys found", *map(str, lengths)], lines))
+    figures: dict[str, Callable[[Sequence[Row], str, int], str]] = {
+        "loss": _loss,
+        "passkeys found": _passkeys,
+        "embed_passkey, accuracy@1": partial(_accuracy, "embed_passkey"),
+        "embed_needle, accuracy@1": partial(_accuracy, "embed_needle"),
+    }
+    parts = []
+    for name, figure_of in figures.items():
+        lines = [[state, *(figure_of(rows, state, length) for length in lengths)] for state in states]
+        if any(cell != "-" for line in lines for cell in line[1:]):
+            parts.append(table([name, *map(str, lengths)], lines))
     return "\n\n".join(part.strip() for part in parts)
 
 
 def _loss(rows: Sequence[Row], state: str, length: int) -> str:
     found = [r for r in rows if r.metric == "loss" and (r.scheme, r.length) == (state, length)]
     return figure(found[0].value) + (f" ± {figure(found[0].stderr)}" if found[0].stderr else "") if found else "-"
+
+
+def _accuracy(task: str, rows: Sequence[Row], state: str, length: int) -> str:
+    found = [r for r in rows if (r.task, r.scheme, r.length) == (task, state, length)]
+    return f"{found[0].value:.2f} ± {found[0].stderr or 0:.2f}" if found else "-"
 
 
 def passkeys(rows: Sequence[Row], state: str, length: int) -> tuple[float, int] | None:
@@ -81,7 +92,7 @@ def card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "",
         "Load it with `hf_posenc.load(path)`, which patches the base model first and refuses one that does not fit.",
         "",
-        "Loss in nats on text that was held out: the same tokens at every length, ± standard error.",
+        "On text that was held out, ± standard error. Loss: nats, of the same tokens at every length.",
         "",
         results(rows),
         "",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .rows import Row
+from .rows import Row, positions_of
 
 TEMPERATURE = 0.05
 QUERY = 64
@@ -37,17 +37,20 @@ class Pairs:
         document = ids[:-size] if rng.random() < self.kept and start + size <= len(ids) - size else None
         document = document or ids[:start] + ids[start + size :]
         made = {"input_ids": document, "query_ids": query}
-        return {name: torch.tensor([*self.opening, *part, *self.closing]) for name, part in made.items()}
+        inputs = {name: torch.tensor([*self.opening, *part, *self.closing]) for name, part in made.items()}
+        inputs["position_ids"] = torch.tensor(positions_of(row)[: len(inputs["input_ids"])])
+        return inputs
 
 
-def mean_states(model: Any, ids: Tensor) -> Tensor:
+def mean_states(model: Any, **inputs: Tensor) -> Tensor:
     """Unit vectors: the mean of the last states, as sentence embedders take it. Rows have no padding."""
-    return F.normalize(model(input_ids=ids).last_hidden_state.float().mean(1), dim=-1)
+    return F.normalize(model(**inputs).last_hidden_state.float().mean(1), dim=-1)
 
 
 def contrastive_loss(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Each query must find its document among those of the batch, and each document its query."""
-    queries, documents = (mean_states(model, inputs[name]) for name in ("query_ids", "input_ids"))
+    queries = mean_states(model, input_ids=inputs["query_ids"])
+    documents = mean_states(model, input_ids=inputs["input_ids"], position_ids=inputs["position_ids"])
     scores = queries @ documents.T / TEMPERATURE
     own = torch.arange(len(scores), device=scores.device)
     return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2

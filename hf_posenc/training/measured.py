@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..evaluation.embeddings import Pooled, embedding_retrieval
 from ..evaluation.estimates import mean_and_error
+from ..evaluation.haystacks import Haystacks
 from ..evaluation.needles import Retrieval
 from ..evaluation.perplexity import Reading, perplexity, rows_together
 from ..evaluation.retrieval import retrieval
@@ -65,13 +67,17 @@ def measured(
     reading = Reading(windows=windows_that_fit(documents, longest, asked), scored=asked.scored)
     rows: list[Row] = []
     for length in lengths:
-        if length > reach(model):
+        if objective != "contrastive" and length > reach(model):  # an embedder cuts texts, and is measured so
             continue
         if objective == "causal":
             bos = bos_of(tokenizer, None)
             rows += perplexity(model, documents, length, longest=longest, reading=reading, bos=bos, scheme=label)
-        else:
+        elif objective == "masked":
             rows += masked_loss(model, tokenizer, documents, length, longest, reading, label)
+        else:
+            embedder = Pooled(model, tokenizer)
+            for task in ("embed_passkey", "embed_needle"):
+                rows += embedding_retrieval(embedder, task, length, asked=Haystacks(documents=50), scheme=label)
         if asked.passkeys and objective == "causal":
             trials = Retrieval(trials=asked.passkeys // DEPTHS, distractors=1)
             rows += retrieval(model, tokenizer, "passkey", length, asked=trials, scheme=label)

@@ -156,9 +156,10 @@ class Plan:
             row = Row(row.ids, [len(row.ids)])
         if self.asked.short and rng.random() < self.asked.short.share:
             row = in_short_pieces(row, self.asked.short.length)
+        row = framed(row, *self.frame)
         if self.asked.pose:
             row = skipping(row, rng, self.asked.pose.target_length, self.asked.pose.chunks)
-        return self.inputs(framed(row, *self.frame), rng)
+        return self.inputs(row, rng)
 
 
 def stages(asked: DataSettings, steps: int, a_step: int) -> list[tuple[int, int]]:

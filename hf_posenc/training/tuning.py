@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..families import Places, places
+from ..growth import new_rows
 from ..registry import PosencError
 from ..tables import LearnedTable
 from .settings import TuneSettings
@@ -25,6 +25,7 @@ def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
     if asked.whole:
         return model.requires_grad_(True)
     saved = whole_modules(model, asked)
+    masks = list(new_rows(model).values()) if asked.positions == "new" else []
     if asked.lora is None:
         if not saved:
             raise PosencError("Nothing would be trained: turn on tune.lora, norms, embeddings, positions or whole.")
@@ -50,8 +51,8 @@ def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
             and any(n in EMBEDDING_LAYER_NAMES for n in ends),
         )
         wrapped = get_peft_model(model, config)
-    if asked.positions == "new":
-        keep_old_rows(wrapped, model)
+    if masks:
+        keep_old_rows(wrapped, masks)
     return wrapped
 
 
@@ -92,16 +93,11 @@ def position_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [m for m in dict.fromkeys([*tables, *brought]) if any(True for _ in m.parameters())]
 
 
-def keep_old_rows(wrapped: Any, model: PreTrainedModel) -> None:
-    """Let only the rows of a learned table be trained that the model had not before it was patched."""
+def keep_old_rows(wrapped: Any, masks: list[Tensor]) -> None:
+    """Let only the rows of learned tables be trained that the model had not before it was patched."""
     tables = [m for m in wrapped.modules() if isinstance(m, LearnedTable) and m.weight.requires_grad]
-    if not tables:
-        raise PosencError("tune.positions: new is for the scheme 'learned' on a model with a table of its own.")
-    trained = int(model.config.posenc["geometry"]["trained_length"])
-    for table in tables:
-        new = torch.zeros(len(table.weight), 1)
-        new[trained + table.offset :] = 1
-        table.weight.register_hook(lambda grad, new=new: grad * new.to(grad))
+    for table, new in zip(tables, masks, strict=True):
+        table.weight.register_hook(lambda grad, new=new: grad * new[:, None].to(grad))
 
 
 def counted(model: nn.Module) -> tuple[int, int]:
