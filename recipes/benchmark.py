@@ -21,6 +21,7 @@ from pathlib import Path
 import pattern_benchmark
 import torch
 import torch.nn.functional as F
+import training_benchmark
 import transformers
 from report import Row, Run, draw, medians, ratios, show
 from transformers import AutoConfig, AutoModel, DynamicCache
@@ -318,6 +319,8 @@ def memory_case(case: str) -> Run:
         return partial(PEERS[name](), 4096)
     if kind == "pattern":
         return pattern_benchmark.memory_case(name)
+    if kind == "training":
+        return torch.enable_grad()(training_benchmark.memory_case(name))
     if kind == "attention":
         x = qkv(16384, torch.float32)
         return partial(plain_attention, x) if name == "plain" else partial(our_attention, x, alibi())
@@ -382,6 +385,10 @@ def streaming_rows() -> list[Row]:
     return pattern_benchmark.streaming_rows(model)
 
 
+def training_rows() -> list[Row]:
+    return training_benchmark.training_rows(peak)
+
+
 GROUPS = (
     attention_rows,
     memory_rows,
@@ -393,6 +400,7 @@ GROUPS = (
     dynamic_rows,
     pattern_rows,
     streaming_rows,
+    training_rows,
     patching_rows,
 )
 
