@@ -137,3 +137,12 @@ def copy_modules(source: Path, folder: Path, length: int | None) -> None:
             settings["max_seq_length"] = length
             file.unlink()
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_embedder(source: Path, folder: Path, length: int) -> None:
+    """Make a SentenceTransformer of a model that was saved alone, if the folder that it came from is one."""
+    if (source / MODULES).exists():
+        for file in (source / MODULES, source / ABOUT, *source.glob("sentence_*_config.json")):
+            if file.exists():
+                shutil.copy(file, folder / file.name)
+        copy_modules(source, folder, length)

@@ -43,7 +43,7 @@ console = Console()
 
 def untrained(name: str, asked: MeasureSettings) -> list[Row]:
     """The model as it is, and with each scheme, measured alike."""
-    model, tokenizer = load(name), AutoTokenizer.from_pretrained(model_path(name))
+    model, tokenizer = load(name, dtype=torch.float32), AutoTokenizer.from_pretrained(model_path(name))
     documents = held_out_documents(list(stdlib_texts(held_out=True).values()), tokenizer, max(LENGTHS), asked)
 
     def figures(label: str) -> list[Row]:
@@ -114,7 +114,7 @@ def story(rows: list[Row], asked: MeasureSettings) -> str:
 @torch.no_grad()
 def check(adapter: Path, merged: Path) -> str:
     """The adapter from disk knows its scheme, and the merged model needs no adapter to be the same."""
-    model, whole = load(adapter).eval(), load(merged).eval()
+    model, whole = (load(path, dtype=torch.float32).eval() for path in (adapter, merged))
     check_model(model.get_base_model())
     ids = torch.arange(3, 515)[None] % model.config.vocab_size
     apart = (model(ids).logits - whole(ids).logits).abs().max().item()

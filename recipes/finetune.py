@@ -40,6 +40,7 @@ from hf_posenc.evaluation.texts import bos_of
 from hf_posenc.families import places
 from hf_posenc.measure import own_length
 from hf_posenc.models import model_path
+from hf_posenc.sentence import copy_embedder
 from hf_posenc.training.card import card, command, results, versions
 from hf_posenc.training.contrastive import Pairs
 from hf_posenc.training.loss import LossHead, refuse_other_loss
@@ -89,7 +90,6 @@ def made(settings: Settings) -> tuple[PreTrainedModel, Any]:
     if asked.objective == "masked" and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     sizes = {"vocab_size": len(tokenizer), **asked.config}
-    set_seed(settings.train.seed)
     return auto.from_config(AutoConfig.for_model(sizes.pop("model_type"), **sizes), dtype=dtype), tokenizer
 
 
@@ -147,7 +147,7 @@ def where_to_begin(settings: Settings, resume: bool, main_process: bool) -> Path
             raise PosencError(f"{output} has no whole checkpoint to go on from. Begin anew with another --output.")
         say(f"{output} holds no checkpoint yet: the run begins.")
         return None
-    refuse_other_settings(found.checkpoint, settings.model_dump())
+    refuse_other_settings(found.checkpoint, settings.of_run())
     say(f"Going on from {found.checkpoint}.")
     PartialState().wait_for_everyone()  # all have looked
     for name in found.damaged if main_process else ():  # the run will come by these names again
@@ -167,7 +167,9 @@ def before(settings: Settings, model: PreTrainedModel, measure: Any, compared: b
     found = measure(model, label="unpatched")
     if patch(settings, model):
         found += measure(model, label=settings.scheme.name)
-    file.write_text(json.dumps([figure.to_dict() for figure in found]))
+    beside = file.with_suffix(".part")
+    beside.write_text(json.dumps([figure.to_dict() for figure in found]))
+    beside.replace(file)  # a kill leaves all of it, or nothing
     return found
 
 
@@ -179,8 +181,7 @@ def patch(settings: Settings, model: PreTrainedModel) -> bool:
 
 def refuse_misfit(settings: Settings, model: PreTrainedModel, tokenizer: Any) -> None:
     """Raise where the rows would not fit the model."""
-    longest = max(settings.data.lengths) if settings.data.pose is None else settings.data.pose.target_length
-    where = places(model)
+    longest, where = settings.data.reach, places(model)
     reach = describe(model).target_length if is_patched(model) else own_length(where) if where.has_table else None
     if reach is not None and longest > reach:
         raise PosencError(
@@ -193,6 +194,34 @@ def refuse_misfit(settings: Settings, model: PreTrainedModel, tokenizer: Any) ->
         raise PosencError("data.passkey is for causal models.")
 
 
+def measurement(settings: Settings, text: Corpus, tokenizer: Any, trained_length: int) -> Any:
+    """What takes the figures of a model, given it and a label."""
+    lengths = settings.measure.lengths or lengths_upto(trained_length, settings.data.reach)
+    documents = held_out_documents(text.held_out, tokenizer, max(lengths), settings.measure)
+    return partial(
+        measured, tokenizer=tokenizer, documents=documents, lengths=lengths, asked=settings.measure,
+        objective=settings.model.objective,
+    )  # fmt: skip
+
+
+def facts_of(trainer: ContextTrainer, result: Any, tokens: int) -> dict[str, Any]:
+    """What a run was, for its metrics and its card."""
+    trained, parameters = counted(trainer.model)
+    return {
+        "steps": result.global_step,
+        "tokens_a_step": tokens,
+        "training_seconds": result.metrics["train_runtime"],
+        "train_loss": result.training_loss,
+        "losses": [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry],
+        "trained": trained,
+        "parameters": parameters,
+        "processes": trainer.args.world_size,
+        "distributed": str(trainer.accelerator.distributed_type),
+        "command": command(),
+        "versions": versions(),
+    }
+
+
 def train(settings: Settings, resume: bool, merged: bool, compared: bool = True) -> list[Figure]:
     """A whole run; its figures. Unless `compared`, only what comes out of it is measured."""
     started = time.monotonic()
@@ -202,16 +231,11 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
     begin = where_to_begin(settings, resume, main_process)
     output.mkdir(parents=True, exist_ok=True)
 
+    set_seed(settings.train.seed)  # adapters begin at random
     model, tokenizer = made(settings)
-    trained_length = own_length(places(model)) or settings.data.length
     text = corpus(settings.data)
-    target = settings.data.pose.target_length if settings.data.pose else settings.data.length
-    lengths = settings.measure.lengths or lengths_upto(trained_length, target)
-    documents = held_out_documents(text.held_out, tokenizer, max(lengths), settings.measure)
-    measure = partial(
-        measured, tokenizer=tokenizer, documents=documents, lengths=lengths, asked=settings.measure,
-        objective=settings.model.objective,
-    )  # fmt: skip
+    trained_length = own_length(places(model)) or settings.data.length
+    measure = measurement(settings, text, tokenizer, trained_length)
     figures: list[Figure] = []
     if main_process:
         figures = before(settings, model.to(args.device), measure, compared)
@@ -234,22 +258,17 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
     refuse_other_launch(settings, trainer, int(os.environ.get("WORLD_SIZE", 1)))
     refuse_sharded_text(settings, trainer)
     refuse_small_batches(settings, trainer)
-    trained, parameters = counted(wrapped)
     if main_process:
+        trained, parameters = counted(wrapped)
         console.print(f"{trained:,} of {parameters:,} parameters are trained, by {args.world_size} process(es).")
     result = trainer.train(resume_from_checkpoint=None if begin is None else str(begin))
 
     folder = output / ("adapter" if hasattr(wrapped, "peft_config") else "model")
     trainer.save_model(str(folder))
+    facts = facts_of(trainer, result, a_step * settings.data.length)  # counted by all, since parameters may be sharded
     if main_process:
-        finish(settings, folder, merged, figures, measure, {
-            "data": text.name, "trained": trained, "parameters": parameters, "steps": result.global_step,
-            "tokens_a_step": a_step * settings.data.length, "seconds": time.monotonic() - started,
-            "training_seconds": result.metrics["train_runtime"], "processes": args.world_size,
-            "distributed": str(trainer.accelerator.distributed_type), "train_loss": result.training_loss,
-            "losses": [(e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e],
-            "trained_length": trained_length, "command": command(), "versions": versions(),
-        })  # fmt: skip
+        facts |= {"data": text.name, "seconds": time.monotonic() - started, "trained_length": trained_length}
+        finish(settings, folder, merged, figures, measure, facts)
     trainer.accelerator.wait_for_everyone()
     return figures
 
@@ -257,8 +276,12 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
 def finish(settings: Settings, folder: Path, merged: bool, figures: list[Figure], measure: Any, facts: dict) -> None:
     """Load what was saved, measure it, and write the card, the table and the picture."""
     output = Path(settings.output)
+    if settings.model.path is not None and folder.name == "model":
+        copy_embedder(Path(model_path(settings.model.path)), folder, settings.data.reach)
     label = f"{settings.scheme.name or 'unpatched'}, tuned"
-    reloaded = load(folder, model_class=None if folder.name == "adapter" else AUTO[settings.model.objective])
+    kind = {"model_class": AUTO[settings.model.objective]} if folder.name == "model" else {}
+    dtype = getattr(torch, settings.model.dtype)  # a checkpoint may be stored in less
+    reloaded = load(folder, dtype=dtype, **kind)
     figures += measure(reloaded, label=label)
     about = {
         "title": f"{settings.model.path or 'a fresh model'} with {settings.scheme.name or 'its own positions'}",
@@ -274,7 +297,7 @@ def finish(settings: Settings, folder: Path, merged: bool, figures: list[Figure]
     said = card(settings, figures, facts)
     (folder / "README.md").write_text(said)
     if merged:
-        merge(folder, output / "merged")
+        merge(folder, output / "merged", dtype=dtype)
         (output / "merged" / "README.md").write_text(said)
     console.print(Markdown(results(figures)))
     console.print(f"Written to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}.")

@@ -80,8 +80,9 @@ def test_small_recipes_run(path, tmp_path, text):
     assert (output / "metrics.png").read_bytes()[:4] == b"\x89PNG"
     assert facts["facts"]["steps"] == 2 and facts["facts"]["processes"] == 1
     if (output / "merged").exists():
-        adapted, merged = load(made), load(output / "merged")
+        adapted, merged = (load(folder, dtype=torch.float32) for folder in (made, output / "merged"))
         scheme = json.loads((output / "merged" / "config.json").read_text()).get("posenc", {}).get("scheme")
+        assert json.loads((made / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
         assert scheme == describe(adapted.get_base_model()).scheme == path.stem.removeprefix("tiny_")
         ids = torch.arange(3, 40)[None]
         torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
@@ -158,9 +159,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
     content = bytearray(optimizer.read_bytes())
     content[len(content) // 2] ^= 255
     optimizer.write_bytes(content)
-    # The settings name another output, and nothing else may differ.
-    for manifest in output.glob("checkpoint-*/manifest.json"):
-        manifest.write_text(manifest.read_text().replace(str(whole), str(output)))
     command = [sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(output, text), "--resume"]
     said = " ".join(run(command).split())
     assert "checkpoint-6 is not whole: optimizer.pt was altered" in said and "checkpoint-4" in said
@@ -182,7 +180,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, text):
     both = ["--train.per_device_train_batch_size=1", "--train.processes=2", f"--output={two}"]
     run([*launched(*CPU, SCRIPT), recipe("tiny_yarn"), *common, *both])
     facts = json.loads((two / "metrics.json").read_text())["facts"]
-    assert facts["processes"] == 2 and facts["distributed"].endswith("MULTI_GPU")
+    assert facts["processes"] == 2 and facts["distributed"].endswith("MULTI_CPU")
     assert losses(two) == pytest.approx(losses(one), abs=2e-4)
 
 
@@ -196,10 +194,10 @@ def test_a_launch_that_runs_one_process_is_refused(tmp_path, text):
     "words, said",
     [
         (["--data.lenght=3"], "Did you mean 'length'?"),
-        (["--data.length=100000"], "too short"),
+        (["--data.held_out=0.001"], "The text that is held out is too short: it is measured at 128 tokens"),
         (["--data.length=2048", "--measure.lengths=[64]"], "made for 1024"),
-        (["--model.path=/nowhere"], "neither config.json"),
-        (["--model.objective=masked", "--data.passkey=0"], "mask token"),
+        (["--model.path=/nowhere"], "is not a directory"),
+        (["--model.objective=masked", "--data.passkey=0.0"], "cannot be loaded"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(tmp_path, text, words, said):

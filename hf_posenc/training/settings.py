@@ -134,6 +134,11 @@ class DataSettings(Section):
         """All lengths of rows, in order."""
         return [*(stage.length for stage in self.stages), self.length]
 
+    @property
+    def reach(self) -> int:
+        """The farthest that positions go."""
+        return max(self.lengths) if self.pose is None else self.pose.target_length
+
 
 class LoraSettings(Section):
     r: int = Field(default=16, gt=0)
@@ -216,6 +221,10 @@ class Settings(Section):
     train: TrainSettings
     measure: MeasureSettings = MeasureSettings()
     output: str
+
+    def of_run(self) -> dict[str, Any]:
+        """What makes a run the one that it is: all but where it is written."""
+        return self.model_dump(exclude={"output"})
 
     @model_validator(mode="after")
     def fresh_is_whole(self) -> Settings:

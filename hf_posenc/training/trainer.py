@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -103,16 +104,23 @@ class ContextTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
         model = self.accelerator.unwrap_model(self.model)
+        if not hasattr(model, "peft_config"):
+            return
+        folder = Path(output_dir or str(self.args.output_dir))
         record = getattr(model.config, "posenc", None)
-        if record is not None and hasattr(model, "peft_config"):
-            write_record(output_dir or str(self.args.output_dir), record)  # sharded saves do not pass our hooks
+        if record is not None:
+            write_record(folder, record)  # sharded saves do not pass our hooks
+        # PEFT notes where a base model was found, which for one of this package is a place on this machine.
+        config = folder / "adapter_config.json"
+        noted = {**json.loads(config.read_text()), "base_model_name_or_path": self.settings.model.path}
+        config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # every process has written its random state
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            write_manifest(folder, self.settings.model_dump())
+            write_manifest(folder, self.settings.of_run())
 
 
 def summed(logits: Tensor, wanted: Wanted) -> Tensor:
