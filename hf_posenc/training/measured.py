@@ -75,9 +75,9 @@ def measured(
         elif objective == "masked":
             rows += masked_loss(model, tokenizer, documents, length, longest, reading, label)
         else:
-            embedder = Pooled(model, tokenizer)
+            embedder, straws = Pooled(model, tokenizer), Haystacks(documents=50)
             for task in ("embed_passkey", "embed_needle"):
-                rows += embedding_retrieval(embedder, task, length, asked=Haystacks(documents=50), scheme=label)
+                rows += embedding_retrieval(embedder, task, length, asked=straws, documents=documents, scheme=label)
         if asked.passkeys and objective == "causal":
             trials = Retrieval(trials=asked.passkeys // DEPTHS, distractors=1)
             rows += retrieval(model, tokenizer, "passkey", length, asked=trials, scheme=label)
