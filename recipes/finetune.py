@@ -220,6 +220,7 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
         patch(settings, model)
     refuse_misfit(settings, model, tokenizer)
 
+    set_seed(settings.train.seed)  # sharded processes each bring a part of new weights, and must draw the same
     wrapped = tuned(model, settings.tune, settings.model.objective)
     a_step = rows_a_step(args)
     dataset = training_rows(settings, text, tokenizer, a_step)
