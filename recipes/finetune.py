@@ -64,7 +64,6 @@ from hf_posenc.training.trainer import (
     StopInTime,
     arguments,
     refuse_other_launch,
-    refuse_sharded_text,
     refuse_small_batches,
     rows_a_step,
 )
@@ -233,7 +232,6 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
         callbacks=[StopInTime(settings.train.max_seconds)] if settings.train.max_seconds else None,
     )  # fmt: skip
     refuse_other_launch(settings, trainer, int(os.environ.get("WORLD_SIZE", 1)))
-    refuse_sharded_text(settings, trainer)
     refuse_small_batches(settings, trainer)
     trained, parameters = counted(wrapped)
     if main_process:
