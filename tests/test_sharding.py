@@ -14,10 +14,10 @@ import torch
 from accelerate.utils import DistributedType
 from cells import VOCAB, options, tiny
 from safetensors.torch import load_file
-from torch.utils.data import IterableDataset
 
 from hf_posenc import PosencError, describe, load, patch_model
 from hf_posenc.models import NAMES
+from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings, read_settings
 from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, share_text, whole_text
 from hf_posenc.training.trainer import arguments, rows_a_step
@@ -155,8 +155,15 @@ def test_schemes_that_need_no_more_are_let_through(kind, scheme):
 
 
 def test_layers_that_count_tokens_are_refused():
-    with pytest.raises(PosencError, match="'bert' model are not told positions"):
-        share_text(patch_model(tiny("bert_decoder", attention_probs_dropout_prob=0.0), "alibi"))
+    model = patch_model(tiny("llama"), "alibi")
+
+    def untold(module, args, kwargs):
+        angles = tuple(part.clone() for part in kwargs["position_embeddings"])  # a copy does not know its positions
+        return args, {**kwargs, "position_ids": None, "position_embeddings": angles}
+
+    model.model.layers[1].self_attn.register_forward_pre_hook(untold, with_kwargs=True, prepend=True)
+    with pytest.raises(PosencError, match="'llama' model are not told positions"):
+        share_text(model)
 
 
 def test_other_kernels_are_refused():
@@ -207,7 +214,7 @@ def test_data_that_cannot_be_shared_is_refused(asked, said):
 
 def test_streams_and_other_ways_to_share_are_refused():
     with pytest.raises(PosencError, match="A stream of text"):
-        refuse_sharded_text(settings(), launched(IterableDataset(), cp_size=2))
+        refuse_sharded_text(settings(), launched(StreamedRows(list, None), cp_size=2))
     for kind in ("tp_size", "sp_size"):
         with pytest.raises(PosencError, match="which recipes do not know"):
             refuse_sharded_text(settings(), launched(**{kind: 2}))
@@ -233,7 +240,7 @@ def test_padding_and_borders_are_refused_in_every_batch():
         whole_text({**row, "position_ids": positions % 5})
 
 
-def test_processes_that_share_a_text_take_its_rows_once(monkeypatch, tmp_path):
+def test_processes_that_share_a_text_take_its_rows_once(monkeypatch):
     args = arguments(settings())
     assert rows_a_step(args) == 6
     four = SimpleNamespace(world_size=4, per_device_train_batch_size=3, gradient_accumulation_steps=2)
