@@ -166,6 +166,11 @@ def test_layers_that_count_tokens_are_refused():
         share_text(model)
 
 
+def test_dropped_attention_is_refused():
+    with pytest.raises(PosencError, match="Set attn_pdrop to 0"):
+        share_text(patch_model(tiny("gpt2", attn_pdrop=0.1), "rope"))
+
+
 def test_other_kernels_are_refused():
     model = tiny("llama")
     model.set_attn_implementation("eager")
