@@ -32,8 +32,8 @@ SMALL = [
 PLAIN = ["--data.documents=joined", "--data.answer_weight=1.0"]
 SHARED = {
     "yarn": ["tiny_yarn", *PLAIN],
-    # Leaps tell apart what is counted within a part of the text, or from its middle.
-    "alibi": ["tiny_alibi", *PLAIN, "--data.pose={target_length: 200}"],
+    # Leaps tell apart what is counted within a part of the text, or from its middle; few leaps leave middles alike.
+    "alibi": ["tiny_alibi", *PLAIN, "--data.pose={target_length: 200, chunks: 4}"],
     "rope": ["tiny_gpt2_rope", *PLAIN, *(f"--model.config.{part}_pdrop=0.0" for part in ("attn", "embd", "resid"))],
 }
 REFUSED = {
