@@ -105,9 +105,11 @@ def _row(r: Request) -> Tensor:
 # --- columns: slope * key position has rank one, and so is a channel more of q and k, for any kernel.
 
 
-def _columns(r: Request) -> Tensor:
+def _columns(r: Request, shared: bool = False) -> Tensor:
     size = r.value.shape[-1]
-    positions = centred(r.call.key(r.key.shape[2]), r.call.query[:, -1:])
+    positions = r.call.key(r.key.shape[2])
+    if not shared:  # by several processes: the middle of one part is not that of another
+        positions = centred(positions, r.call.query[:, -1:])
     q_columns, k_columns = exact_columns(r.bias.key_slopes / r.scaling, positions, r.query.dtype)
     query = torch.cat([r.query, q_columns[None, :, None].expand(*r.query.shape[:3], -1)], -1)
     key = torch.cat([r.key, k_columns[:, None].expand(*r.key.shape[:3], -1)], -1)
@@ -253,11 +255,12 @@ def mask_rows(
 RENDERINGS = {
     "row": Rendering(_row_fits, _row),
     "columns": Rendering(lambda r: r.bias.key_slopes is not None, _columns),
+    "shared_columns": Rendering(lambda r: r.bias.key_slopes is not None, partial(_columns, shared=True)),
     "toeplitz": Rendering(_toeplitz_fits, _toeplitz),
     "flex": Rendering(_flex_fits, _flex),
     "blocks": Rendering(lambda r: True, _blocks),
 }
-"""In the order of preference; flex is for GPUs only, unless asked for."""
+"""In the order of preference; flex is for GPUs only, unless asked for, and shared columns come only when asked for."""
 
 
 def choose(request: Request, asked: str | None) -> Rendering:

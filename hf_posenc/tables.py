@@ -91,17 +91,24 @@ class ComputedTable(Seated, Fp32Buffers):
         """The vectors of these positions, in fp32."""
         raise NotImplementedError
 
+    @property
+    def weight(self) -> Tensor | None:
+        """What it saves itself as. Sharded saves look for everything by the name that it is saved under."""
+        if self.rows is None:
+            return None
+        rows = self.rows + self.offset + self.sealed
+        positions = torch.arange(rows, device=self.anchor.device) - self.offset
+        with torch.no_grad():
+            return self.vectors(positions).to(self.anchor.dtype)
+
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         rows = self.asked(self.anchor.device, args, kwargs)
         return self.vectors(rows - self.offset).to(self.anchor.dtype)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.rows is not None:
-            rows = self.rows + self.offset + self.sealed
-            positions = torch.arange(rows, device=self.anchor.device) - self.offset
-            with torch.no_grad():
-                destination[prefix + "weight"] = self.vectors(positions).to(self.anchor.dtype)
+        if (weight := self.weight) is not None:
+            destination[prefix + "weight"] = weight
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         state_dict.pop(prefix + "weight", None)

@@ -65,7 +65,6 @@ from hf_posenc.training.trainer import (
     StopInTime,
     arguments,
     refuse_other_launch,
-    refuse_sharded_text,
     refuse_small_batches,
     rows_a_step,
 )
@@ -244,6 +243,7 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
         patch(settings, model)
     refuse_misfit(settings, model, tokenizer)
 
+    set_seed(settings.train.seed)  # sharded processes each bring a part of new weights, and must draw the same
     wrapped = tuned(model, settings.tune, settings.model.objective)
     a_step = rows_a_step(args)
     dataset = training_rows(settings, text, tokenizer, a_step)
@@ -256,7 +256,6 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
         callbacks=[StopInTime(settings.train.max_seconds)] if settings.train.max_seconds else None,
     )  # fmt: skip
     refuse_other_launch(settings, trainer, int(os.environ.get("WORLD_SIZE", 1)))
-    refuse_sharded_text(settings, trainer)
     refuse_small_batches(settings, trainer)
     if main_process:
         trained, parameters = counted(wrapped)

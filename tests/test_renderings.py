@@ -67,7 +67,7 @@ def test_equals_the_definition(name, causal, rendering, length):
             ours = RENDERINGS[rendering].run(r).double()
             torch.testing.assert_close(ours, dense(r, causal), atol=2e-6, rtol=1e-5)
         else:
-            assert rendering in ("row", "columns") and not (name == "alibi" and causal)
+            assert rendering in ("row", "columns", "shared_columns") and not (name == "alibi" and causal)
 
 
 @pytest.mark.parametrize("name, causal, rendering", CASES)
@@ -181,3 +181,19 @@ def test_set_rendering_refuses():
     patch_model(model, "alibi")
     with pytest.raises(PosencError, match="columns"):
         set_rendering(model, "column")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_key_of_a_shared_text_says_where_it_stands_in_all_parts(monkeypatch, dtype):
+    """Processes that share a text meet each other's keys, and none knows where the parts of the others begin."""
+    met = []
+    monkeypatch.setattr(renderings, "sdpa", lambda r, q, k, v, *_: met.append((q, k)) or v.transpose(1, 2))
+    positions = torch.tensor([[0, 1, 2, 3, 50, 51, 90, 91]])
+    for part in (positions, positions[:, [0, 1, 6, 7]], positions[:, [2, 3, 4, 5]]):
+        r = request(bias_of("alibi", True), True, part.shape[1], dtype, positions=part)
+        RENDERINGS["shared_columns"].run(r)
+        q, k = (x[:, :, :, SIZE:].double() for x in met.pop())
+        added = q[:, ::GROUPS, :1] @ k.mT * SCALE
+        wanted = slopes(HEADS)[::GROUPS]
+        for head, slope in enumerate(wanted):
+            torch.testing.assert_close(added[0, head, 0], slope * part[0].double(), atol=1e-3, rtol=1e-3)

@@ -81,7 +81,7 @@ class LossHead:
                 F.linear(flat[chosen], weight, bias).float(), wanted[chosen], reduction="sum", ignore_index=IGNORED
             )
             loss = loss + (self.wanted.weight - 1) * extra
-        return loss.float().reshape(1, 1, 1)
+        return loss.float().reshape(1, 1, 1).clone()  # FSDP2 hangs a hook on it, which a view may lose
 
     @contextlib.contextmanager
     def expecting(self, wanted: Wanted) -> Iterator[None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest
 from .rows import IGNORED, together
 from .settings import Settings
+from .sharding import refuse_lost_rows, refuse_sharded_text, share_text, sharing, whole_text
 
 
 def arguments(settings: Settings) -> TrainingArguments:
@@ -57,6 +60,21 @@ class ContextTrainer(Trainer):
         self._loss_shifts_labels = self.causal
         self.contrastive = settings.model.objective == "contrastive"
         self.model_accepts_loss_kwargs = not self.contrastive  # so that the tokens of a whole step are counted
+        refuse_sharded_text(settings, self)
+        refuse_lost_rows(settings, self.accelerator)
+        self.sharing = sharing(self.accelerator)
+        if self.sharing > 1:
+            share_text(self.model)
+
+    def _prepare_context_parallel_inputs(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """transformers goes by the name of the attention alone; `share_text` has looked at what it does."""
+        if self.sharing == 1:
+            return contextlib.nullcontext, inputs
+        inputs = whole_text(inputs)
+        parts = list(inputs.values())
+        dimensions = [1] * len(parts)
+        cut = partial(self.accelerator.maybe_context_parallel, parts, dimensions, no_restore_buffers=set(parts))
+        return cut, inputs
 
     def compute_loss(
         self,
@@ -67,7 +85,7 @@ class ContextTrainer(Trainer):
     ) -> Any:
         if self.contrastive:
             return contrastive_loss(model, inputs)
-        labels, answers = inputs.pop("labels"), inputs.pop("answers", None)
+        labels, answers = inputs.pop("labels", None), inputs.pop("answers", None)
         targets = inputs.pop("shift_labels", None)
         if targets is None:
             targets = shifted(labels) if self.causal else labels
@@ -174,17 +192,3 @@ def refuse_small_batches(settings: Settings, trainer: Trainer) -> None:
             "model.objective: contrastive tells the rows of one batch apart: it takes one process and "
             "train.per_device_train_batch_size from 2 up."
         )
-
-
-def refuse_sharded_text(settings: Settings, trainer: Trainer) -> None:
-    """Raise for what context parallelism would leave out in silence: it knows the causal mask alone."""
-    parallel = getattr(trainer.accelerator, "parallelism_config", None)
-    if parallel is None or not getattr(parallel, "cp_enabled", False):
-        return
-    if settings.data.documents == "separate" or settings.data.short is not None:
-        raise PosencError(
-            "Under context parallelism attention would cross the borders of documents, since masks are dropped there. "
-            "Set data.documents: joined, without data.short."
-        )
-    if settings.data.answer_weight != 1 or settings.model.objective != "causal":
-        raise PosencError("Context parallelism is for causal models, with data.answer_weight: 1.")

@@ -1,0 +1,152 @@
+"""Texts that several processes share (context parallelism): what is right there is let through, all else refused.
+
+Each process holds some stretches of a text, not one after the other, and torch's causal kernel alone meets the keys of
+the others. So positions must be told, keys must stand for themselves, and no mask is heeded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from transformers import Trainer
+
+from ..patch import set_rendering
+from ..positions import PREFIX, Call
+from ..registry import PosencError
+from .loss import shifted
+from .settings import Settings
+
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
+"""What configs call the share of attention that is dropped in training."""
+LEAP = 7
+"""Between two tokens, to see whether a layer is told positions or counts."""
+
+
+def sharing(accelerator: Any) -> int:
+    """How many processes share each text."""
+    parallel = getattr(accelerator, "parallelism_config", None)
+    return 1 if parallel is None else int(parallel.cp_size)
+
+
+def refuse_sharded_text(settings: Settings, trainer: Trainer) -> None:
+    """Raise for data that context parallelism would take for other data: it knows the causal mask alone."""
+    parallel = getattr(trainer.accelerator, "parallelism_config", None)
+    if parallel is not None and (parallel.sp_enabled or parallel.tp_enabled):
+        raise PosencError(
+            "The launch asks for tensor or Ulysses sequence parallelism, which recipes do not know. To share long "
+            "texts launch with --config_file recipes/accelerate/context_parallel.yaml."
+        )
+    processes = sharing(trainer.accelerator)
+    if processes == 1:
+        return
+    data = settings.data
+    if data.documents == "separate" or data.short is not None:
+        raise PosencError(
+            "Under context parallelism attention would cross the borders of documents, since masks are dropped there. "
+            "Set data.documents: joined, without data.short."
+        )
+    if data.answer_weight != 1 or settings.model.objective != "causal":
+        raise PosencError("Context parallelism is for causal models, with data.answer_weight: 1.")
+    if isinstance(trainer.train_dataset, IterableDataset):
+        raise PosencError(
+            "A stream of text would be dealt out row by row, and processes that share a text would each get another. "
+            "Set data.streaming: false."
+        )
+    uneven = [length for length in data.lengths if length % (2 * processes)]
+    if uneven:
+        raise PosencError(
+            f"{processes} processes share a text in {2 * processes} equal parts, and rows of {uneven[0]} tokens have "
+            f"none: take a multiple of {2 * processes} (data.length, data.stages)."
+        )
+
+
+def refuse_lost_rows(settings: Settings, accelerator: Any) -> None:
+    """Raise where old rows of a table would be trained with the new ones: sharding forgets what holds them still."""
+    sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+    if sharded and settings.tune.positions == "new":
+        raise PosencError(
+            "tune.positions: new holds the old rows of a table still by their gradient, which is lost where weights "
+            "are sharded. Launch with --config_file recipes/accelerate/ddp.yaml, or set tune.positions: all."
+        )
+
+
+def share_text(model: Any) -> None:
+    """Make a model fit for texts that are shared, or raise."""
+    name = model.config._attn_implementation
+    if name not in ("sdpa", PREFIX + "sdpa"):
+        raise PosencError(
+            f"Context parallelism runs on torch's own attention alone, and the model uses {name!r}. Set "
+            "model.attn_implementation: sdpa."
+        )
+    dropped = [key for key in DROPOUTS if getattr(model.config, key, 0)]
+    if dropped:
+        raise PosencError(
+            f"The model drops attention in training ({dropped[0]}), and under context parallelism the gradient would "
+            f"not know what was dropped: only the last of several draws is kept. Set {dropped[0]} to 0 in its config."
+        )
+    layers = [(module, vars(module).get("posenc_link")) for module in model.modules()]
+    patched = [(m, link) for m, link in layers if link is not None and hasattr(link.root, "posenc" + link.suffix)]
+    why = next(filter(None, (more_than_causal(link) for _, link in patched)), None)
+    if why is not None:
+        raise PosencError(
+            f"Context parallelism knows causal attention and nothing else, and the scheme "
+            f"{model.config.posenc['scheme']!r} {why}. Schemes that rescale RoPE once ('linear', 'ntk', 'yarn'), "
+            "'alibi' and tables work there; or train without it (recipes/accelerate/fsdp2.yaml)."
+        )
+    if any(link.bias is not None for _, link in patched):
+        set_rendering(model, "shared_columns")
+    refuse_counted_positions(model, [module for module, _ in patched])
+
+
+def more_than_causal(link: Any) -> str | None:
+    """What an attention layer needs besides the causal mask."""
+    if link.shared.pattern is not None:
+        return "chooses keys, or counts their distance, by its own rule"
+    if link.shared.late:
+        return "turns all keys anew for each length that a query sees"
+    if link.bias is not None and link.bias.key_slopes is None:
+        return "adds a bias to each pair of tokens"
+    return None
+
+
+def refuse_counted_positions(model: Any, layers: list[Any]) -> None:
+    """Raise where layers count tokens instead of being told their positions: they would count within a part."""
+    told: list[bool] = []
+    wanted = torch.tensor([[0, LEAP]], device=model.device)
+
+    def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        call: Call = kwargs["posenc_call"]
+        told.append(bool(torch.equal(call.query.expand(1, -1).to(wanted), wanted)))
+
+    hooks = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in layers]
+    try:
+        with torch.no_grad():
+            ones = torch.ones_like(wanted)
+            model(input_ids=ones, position_ids=wanted, attention_mask=ones, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not all(told):
+        raise PosencError(
+            f"The attention layers of this {model.config.model_type!r} model are not told positions, and would count "
+            "tokens within their part of a text. It cannot be trained under context parallelism."
+        )
+
+
+def whole_text(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What is cut into parts: with every target, and a mask that says that leaps between parts are no borders."""
+    positions, mask = inputs["position_ids"], inputs.get("attention_mask")
+    if mask is not None and not bool(mask.all()):
+        raise PosencError("These rows are padded or masked, and masks are dropped under context parallelism.")
+    if bool((positions.diff(dim=-1) <= 0).any()):
+        raise PosencError("These rows hold several texts, and attention would cross from one to the next.")
+    return {
+        "input_ids": inputs["input_ids"],
+        "position_ids": positions,
+        "attention_mask": torch.ones_like(positions),
+        "shift_labels": shifted(inputs["labels"]),
+    }
