@@ -230,7 +230,7 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
     begin = where_to_begin(settings, resume, main_process)
     output.mkdir(parents=True, exist_ok=True)
 
-    set_seed(settings.train.seed)  # adapters begin at random
+    set_seed(settings.train.seed)  # a fresh model begins at random
     model, tokenizer = made(settings)
     text = corpus(settings.data)
     trained_length = own_length(places(model)) or settings.data.length
@@ -243,7 +243,7 @@ def train(settings: Settings, resume: bool, merged: bool, compared: bool = True)
         patch(settings, model)
     refuse_misfit(settings, model, tokenizer)
 
-    set_seed(settings.train.seed)  # sharded processes each bring a part of new weights, and must draw the same
+    set_seed(settings.train.seed)  # and so do adapters, which all processes must draw alike
     wrapped = tuned(model, settings.tune, settings.model.objective)
     a_step = rows_a_step(args)
     dataset = training_rows(settings, text, tokenizer, a_step)
