@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,36 @@ def test_muon_is_torchs_own_but_for_the_precision(recipe):
     for mine, other in zip(ours, theirs, strict=True):
         moved, away = (mine - 1).norm(), (mine - other).norm()
         assert away < 0.02 * moved
+
+
+@pytest.fixture(scope="module")
+def reader(recipe, tokenizer):
+    settings = recipe.settings_of(str(SETTINGS))
+    return recipe.Reader(settings, tokenizer, ["x = 1\n" * 4000])
+
+
+def test_positions_of_short_rows_leap_up_to_the_full_length_and_never_past_it(reader):
+    for stage in reader.settings.stages:
+        rows = [reader.positions(stage) for _ in range(400)]
+        steps = [[b - a for a, b in pairwise(row)] for row in rows]
+        assert all(len(row) == stage.length and row[0] == 0 and row[-1] < 256 for row in rows)
+        assert all(min(row) == 1 and sum(step > 1 for step in row) <= stage.leaps for row in steps)
+        assert max(row[-1] for row in rows) > 240 and (stage.leaps == 0) == all(max(row) == 1 for row in steps)
+
+
+def test_a_token_after_a_leap_still_sees_what_stands_before_it(recipe, tiny):
+    torch.manual_seed(0)
+    ids, positions = torch.randint(3, 700, (2, 32)), torch.arange(32) + 90 * (torch.arange(32) > 15)
+    last = torch.zeros(2, 32).index_fill(1, torch.tensor([31]), 1.0)
+    other = ids.clone()
+    other[:, :8] = torch.randint(3, 700, (2, 8))
+    with torch.no_grad():
+        told, elsewhere = (recipe.loss_of(tiny, row, last, positions.expand(2, -1)) for row in (ids, other))
+        mask = torch.full((32, 32), -torch.inf).triu(1).expand(2, 1, 32, 32)
+        logits = tiny(input_ids=ids, attention_mask=mask, position_ids=positions.expand(2, -1)).logits
+    expected = torch.nn.functional.cross_entropy(logits[:, -2], ids[:, -1])
+    torch.testing.assert_close(told, expected, atol=1e-4, rtol=1e-4)
+    assert told != elsewhere
 
 
 def test_stages_follow_each_other_by_their_shares_and_rates_end_at_nothing(recipe):
