@@ -1,0 +1,128 @@
+"""Rows that teach a model to look back: repeated text, facts and questions, and the evaluation's own passkey.
+
+Every row is exactly as long as asked for, and comes with a mark on each token that can be known from what stands
+before it in the row. Those are few, and a model finds them faster when they weigh more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..evaluation.needles import (
+    FILLER,
+    KEY_QUESTION,
+    LARGEST_KEY,
+    NUMBER,
+    OPENING,
+    PASSKEY,
+    PASSKEY_QUESTION,
+    WORDS,
+    filler,
+    fitted,
+    haystack,
+)
+from ..evaluation.retrieval import continuation
+
+Row = tuple[list[int], list[bool]]
+"""Tokens, and which of them are answers."""
+RowMaker = Callable[[random.Random, Any, int, Sequence[str]], Row]
+
+END = ".\n"
+"""What follows an answer, so that a number that is written also ends."""
+REAL = 1 / 3
+"""How often the filler is real text, where there is some."""
+FIRST = 1 / 6
+"""How often a needle stands before all filler: the place that is farthest from the question is the hardest."""
+WORDINGS = ((NUMBER, KEY_QUESTION, 100), ("{} is {}.", "{}?", 24))
+"""Of statements and questions: the evaluation's and a short one, and how many tokens of a row there are for each."""
+
+
+def passkey_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[str] = ()) -> Row:
+    """The passkey of the evaluation, to the letter, and its answer. A third of the filler is cut from `texts`."""
+    key = rng.randint(1, LARGEST_KEY)
+    depth = max(0.0, rng.uniform(-FIRST / (1 - FIRST), 1.0))
+    words = excerpt(rng, texts, length) if texts and rng.random() < REAL else []
+    needle = PASSKEY.format(key)
+    answer = continuation(tokenizer, PASSKEY_QUESTION, f" {key}{END}")
+
+    def prompt(count: int) -> str:
+        if words:
+            return hidden(needle, PASSKEY_QUESTION, words[:count], depth)
+        return haystack([(depth, needle)], PASSKEY_QUESTION, count)
+
+    _, ids = fitted(prompt, tokenizer, length - len(answer), length)
+    marks = [False] * len(ids) + [True] * len(answer)
+    return filled(ids + answer, marks, tokenizer, length)
+
+
+def hidden(needle: str, question: str, words: Sequence[str], depth: float) -> str:
+    """The evaluation's `haystack` with other words than its own around the needle."""
+    upto = round(depth * len(words))
+    return "\n".join([OPENING, " ".join(words[:upto]), needle, " ".join(words[upto:]), question])
+
+
+def excerpt(rng: random.Random, texts: Sequence[str], words: int) -> list[str]:
+    """So many words of one of the texts, on one line; filler where it ends."""
+    text = rng.choice(texts)
+    start = rng.randrange(max(1, len(text) - 8 * words))
+    found = text[start : start + 16 * words].split()
+    return [*found, *filler(words).split()][:words]
+
+
+def pairs_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[str] = ()) -> Row:
+    """Numbers of things, then questions for them in another order; as many rounds as there is room for."""
+    ids: list[int] = []
+    marks: list[bool] = []
+    while len(ids) < length:
+        for text, answer in rng.choice((numbered, keyed))(rng, length):
+            for part, mark in ((text, False), (answer, True)):
+                tokens = tokenizer(part, add_special_tokens=False)["input_ids"]
+                ids += tokens
+                marks += [mark] * len(tokens)
+    return ids[:length], marks[:length]
+
+
+def numbered(rng: random.Random, length: int) -> list[tuple[str, str]]:
+    """Statements, each a text without answer, and questions with theirs."""
+    statement, question, tokens = rng.choice(WORDINGS)
+    words = rng.sample(WORDS, rng.randint(1, min(max(1, length // tokens), len(WORDS) // 4)))
+    known = {word: str(rng.randint(1, LARGEST_KEY)) for word in words}
+    asked = rng.sample(sorted(known), rng.randint(1, len(known)))
+    stated = [(statement.format(word, value) + "\n", "") for word, value in known.items()]
+    return stated + [(question.format(word), f" {known[word]}{END}") for word in asked]
+
+
+def keyed(rng: random.Random, length: int) -> list[tuple[str, str]]:
+    """A passkey, a little filler and the question."""
+    key = rng.randint(1, LARGEST_KEY)
+    between = rng.randint(0, max(0, length // 8))
+    start = rng.randrange(len(FILLER))
+    words = [FILLER[(start + i) % len(FILLER)] for i in range(between)]
+    return [("\n".join([PASSKEY.format(key), " ".join(words), PASSKEY_QUESTION]), f" {key}{END}")]
+
+
+def repeats_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[str] = ()) -> Row:
+    """Random tokens that come again: what follows can be known only by looking where it stood before."""
+    special = set(tokenizer.all_special_ids)
+    known = [token for token in range(len(tokenizer)) if token not in special]
+    ids: list[int] = []
+    marks: list[bool] = []
+    while len(ids) < length:
+        segment = rng.choices(known, k=rng.randint(4, max(4, length // 3)))
+        noise = rng.choices(known, k=rng.randint(0, max(0, length // 8)))
+        ids += [*segment, *noise, *segment]
+        # The first token of a repetition comes as a surprise.
+        marks += [False] * (len(segment) + len(noise) + 1) + [True] * (len(segment) - 1)
+    return ids[:length], marks[:length]
+
+
+def filled(ids: list[int], marks: list[bool], tokenizer: Any, length: int) -> Row:
+    """The row with a few words behind it, where whole words did not come out even."""
+    missing = length - len(ids)
+    rest = tokenizer(filler(missing), add_special_tokens=False)["input_ids"][:missing]
+    return ids + rest, marks + [False] * missing
+
+
+ROWS: dict[str, RowMaker] = {"passkey": passkey_row, "pairs": pairs_row, "repeats": repeats_row}
