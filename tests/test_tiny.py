@@ -52,8 +52,9 @@ def read(model, documents, length):
     return next(row.value for row in rows if row.metric == "perplexity")
 
 
-def written(model, tokenizer, length, trials=6):
-    rows = retrieval(model, tokenizer, "passkey", length, asked=Retrieval(trials=trials, distractors=1))
+def written(model, tokenizer, length, trials=6, depths=(0.0, 0.25, 0.5, 0.75, 1.0)):
+    asked = Retrieval(trials=trials, distractors=1, depths=depths)
+    rows = retrieval(model, tokenizer, "passkey", length, asked=asked)
     shares = [row.value for row in rows if row.protocol == "generation"]
     return sum(shares) / len(shares)
 
@@ -66,7 +67,8 @@ def test_it_reads_inside_its_length_and_not_beyond(tiny, documents):
 
 def test_it_finds_passkeys_inside_its_length_and_not_beyond(tiny, tokenizer):
     assert written(tiny, tokenizer, 256) >= 0.9
-    assert written(tiny, tokenizer, 512) <= 0.3
+    assert written(tiny, tokenizer, 512, trials=10, depths=(0.0, 0.25)) <= 0.1  # farther away than it was trained
+    assert written(tiny, tokenizer, 512) <= 0.45  # nearer ones may be found
     assert written(tiny, tokenizer, 1024, trials=2) <= 0.2
 
 
