@@ -94,7 +94,7 @@ def test_sharded_parameters_train_as_whole_ones(tmp_path, text):
 
     saved, wanted = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (two, one))
     assert saved.keys() == wanted.keys()
-    loaded = load(two / "adapter")
+    loaded = load(two / "adapter", dtype=torch.float32)  # trained so, whatever the base is stored in
     assert describe(loaded.get_base_model()).scheme == "yarn"
     state = loaded.state_dict()
     for name, weight in saved.items():
