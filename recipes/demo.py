@@ -58,20 +58,19 @@ def untrained(name: str, asked: MeasureSettings) -> list[Row]:
     return rows
 
 
-def tuned(recipe: str, output: Path, name: str, asked: MeasureSettings, seconds: float) -> list[Row]:
-    """What `accelerate launch recipes/finetune.py` does, with a limit to its time; the figures after it."""
+def tuned(recipe: str, output: Path, name: str, asked: MeasureSettings, steps: int) -> list[Row]:
+    """What `accelerate launch recipes/finetune.py` does, in fewer steps; the figures after it."""
     settings = read_settings(
         RECIPES / f"{recipe}.yaml",
         [
             f"--model.path={name}",
-            f"--train.max_seconds={seconds}",
+            f"--train.max_steps={steps}",
             f"--output={output / recipe}",
             f"--measure={{lengths: {list(LENGTHS)}, windows: {asked.windows}, passkeys: {asked.passkeys}}}",
         ],
     )
-    with console.status(f"{recipe}: LoRA for {seconds:.0f} s"):
-        found = train(settings, resume=False, merged=recipe == "tiny_yarn", compared=False)
-    return found
+    with console.status(f"{recipe}: {steps} steps of LoRA"):
+        return train(settings, resume=False, merged=recipe == "tiny_yarn", compared=False)
 
 
 def table(rows: list[Row]) -> Table:
@@ -106,8 +105,8 @@ def story(rows: list[Row], asked: MeasureSettings) -> str:
         f"{perplexity(rows, best, end):.1f}; it finds {found(rows, best, end):.0%} of the passkeys.\n"
         f"After LoRA: {perplexity(rows, TUNED, end):.1f} and {found(rows, TUNED, end):.0%} with yarn, "
         f"{perplexity(rows, CONTROL, end):.1f} and {found(rows, CONTROL, end):.0%} without a scheme (the control).\n"
-        f"Passkeys of the two tuned models are task-trained: a fifth of their rows hid a number. {asked.passkeys} "
-        "trials at each length; the first integer that is written must be the key."
+        f"Passkeys of the two tuned models are task-trained: three of ten of their rows hid a number. "
+        f"{asked.passkeys} trials at each length; the first integer that is written must be the key."
     )
 
 
@@ -123,7 +122,7 @@ def check(adapter: Path, merged: Path) -> str:
     return f"{adapter} was loaded again: yarn, and its merged copy gives the same logits to {apart:.0e}."
 
 
-def main(name: str, output: Path, seconds: float, trials: int) -> None:
+def main(name: str, output: Path, steps: int, trials: int) -> None:
     started = time.monotonic()
     transformers.logging.set_verbosity_error()
     shutil.rmtree(output, ignore_errors=True)
@@ -131,7 +130,7 @@ def main(name: str, output: Path, seconds: float, trials: int) -> None:
     rows = untrained(name, asked)
     console.print(table(rows))
     for recipe in ("tiny_control", "tiny_yarn"):
-        rows += tuned(recipe, output, name, asked, seconds)
+        rows += tuned(recipe, output, name, asked, steps)
     console.print(table(rows))
     console.print(story(rows, asked))
     about = {"title": "tiny, trained at 256 tokens", "trained_length": TRAINED, "versions": versions()}
@@ -146,6 +145,6 @@ if __name__ == "__main__":
     main(
         given.get("model", "tiny"),
         Path(given.get("output", "runs/demo")),
-        float(given.get("seconds", 40)),
+        int(given.get("steps", 40)),
         int(given.get("trials", 50)),
     )
