@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--out", required=True, help="the directory of the checkpoint")
     parser.add_argument("--watch", type=int, default=100, help="count passkeys every so many steps; 0: never")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()  # key=value may stand anywhere
     try:
         settings, corpus = settings_of(asked.settings, asked.overrides), stdlib_texts()
     except PosencError as error:

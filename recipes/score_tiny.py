@@ -63,6 +63,10 @@ def bars(figures: Figures) -> list[tuple[str, float, str, float]]:
     return found
 
 
+def met(value: float, sign: str, limit: float) -> bool:
+    return value <= limit if sign == "<=" else value >= limit
+
+
 def show(path: str, figures: Figures) -> None:
     table = Table("perplexity / passkeys", *map(str, LENGTHS), title=path)
     for scheme in dict.fromkeys(scheme for scheme, _ in figures):
@@ -96,9 +100,9 @@ def main() -> None:
         Path(asked.json).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
     missed = []
     for what, value, sign, limit in bars(figures):
-        met = value <= limit if sign == "<=" else value >= limit
-        missed += [what] * (not met)
-        print(f"{what}: {value:.3f} (must be {sign} {limit:g}){'' if met else ' MISSED'}")
+        kept = met(value, sign, limit)
+        missed += [what] * (not kept)
+        print(f"{what}: {value:.3f} (must be {sign} {limit:g}){'' if kept else ' MISSED'}")
     sys.exit(f"missed: {', '.join(missed)}" if missed else 0)
 
 

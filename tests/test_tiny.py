@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_posenc import PosencError, patch_model, unpatch_model
-from hf_posenc.evaluation import Reading, Retrieval, perplexity, retrieval, tokenized
+from hf_posenc.evaluation import Reading, Retrieval, Row, perplexity, retrieval, tokenized
 from hf_posenc.models import NAMES, model_path
 from hf_posenc.training.stdlib import stdlib_texts
 
@@ -23,12 +23,16 @@ SETTINGS = RECIPES / "pretrain_tiny.yaml"
 LENGTHS = (256, 512, 1024)
 
 
-@pytest.fixture(scope="module")
-def recipe():
-    spec = importlib.util.spec_from_file_location("pretrain_tiny", RECIPES / "pretrain_tiny.py")
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return script("pretrain_tiny")
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +118,14 @@ def test_carried_models_are_known_by_name():
 
 def test_the_recipe_trains_and_what_it_saves_loads(tmp_path):
     command = [sys.executable, str(RECIPES / "pretrain_tiny.py"), str(SETTINGS), "--out", str(tmp_path / "made")]
-    sizes = ["--watch", "1", "steps=2", "vocab_size=300", "hidden_size=32", "num_hidden_layers=1"]
+    sizes = ["--watch", "2", "steps=2", "vocab_size=512", "hidden_size=32", "num_hidden_layers=1"]
     done = subprocess.run(
         [*command, *sizes], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
     made = AutoTokenizer.from_pretrained(tmp_path / "made")
-    assert (model.config.vocab_size, model.config.hidden_size, model.dtype) == (300, 32, torch.float16)
+    assert (model.config.vocab_size, model.config.hidden_size, model.dtype) == (512, 32, torch.float16)
     assert made("90")["input_ids"] == made("9")["input_ids"] + made("0")["input_ids"]
     assert json.loads((tmp_path / "made" / "training.json").read_text())["steps"] == 2
 
@@ -191,3 +195,20 @@ def test_stages_follow_each_other_by_their_shares_and_rates_end_at_nothing(recip
     assert abs(lengths.count(64) - 1000 * settings.stages[0].share / total) <= 1
     rates = [recipe.rate(step, settings) for step in range(1000)]
     assert rates[0] == 0.1 and rates[9:500] == [1.0] * 491 and 0 < rates[-1] < 0.003
+
+
+def test_scores_are_held_against_their_bars():
+    score = script("score_tiny")
+
+    def row(task, protocol, length, metric, value, scheme="unpatched"):
+        return Row(
+            task=task, protocol=protocol, scheme=scheme, length=length, metric=metric, value=value, stderr=None, n=1
+        )  # fmt: skip
+
+    rows = [row("perplexity", "last", n, "loss", loss) for n, loss in ((256, 2.0), (512, 3.0), (1024, 3.0))]
+    rows += [row("passkey", "generation", n, "accuracy", v) for n in (256, 512, 1024) for v in (1.0, 0.5)]
+    rows += [row("passkey", "likelihood", 256, "accuracy", 0.0)]
+    figures = score.figures_of(rows)
+    assert figures["unpatched", 256] == (pytest.approx(7.389, abs=1e-3), 0.75)
+    missed = [what for what, value, sign, limit in score.bars(figures) if not score.met(value, sign, limit)]
+    assert missed == ["passkeys at 256", "passkeys at 512", "passkeys at 1024"]
