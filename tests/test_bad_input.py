@@ -331,9 +331,9 @@ def test_a_model_on_the_meta_device_is_refused():
 
 def test_an_unsupported_type_is_named_with_what_was_looked_for():
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8)
-    model = transformers.ViTModel(transformers.ViTConfig(patch_size=4, **sizes)).eval()
+    model = transformers.ViTMSNModel(transformers.ViTMSNConfig(patch_size=4, **sizes)).eval()
     supported = [t for f in FAMILIES.values() for t in f.model_types]
-    refused(model, "alibi", "'vit'", "inv_freq", "rope_parameters", *supported, forward=False)
+    refused(model, "alibi", "'vit_msn'", "inv_freq", "rope_parameters", *supported, forward=False)
 
 
 def test_a_type_that_cannot_be_patched_says_why():

@@ -70,10 +70,11 @@ def test_small_recipes_run(path, tmp_path, text):
     words = [text, "--train.max_steps=2", "--data.length=256", SMALL[1]]
     if "control" not in path.stem and "gpt2" not in path.stem and "bert" not in path.stem:
         words.append("--merge")
-    run([*launched(SCRIPT), str(path), f"--output={output}", *words])
+    start = launched() if path.stem == "tiny_yarn" else [sys.executable]  # a launcher takes seconds to start
+    run([*start, SCRIPT, str(path), f"--output={output}", *words])
     made = output / ("adapter" if (output / "adapter").exists() else "model")
     card = (made / "README.md").read_text()
-    assert "accelerate launch" in card and "transformers" in card and str(path) in card
+    assert ("accelerate launch" in card) == (path.stem == "tiny_yarn") and "transformers" in card and str(path) in card
     facts = json.loads((output / "metrics.json").read_text())
     states = list(dict.fromkeys(figure["scheme"] for figure in facts["figures"]))
     assert states[0] == "unpatched" and states[-1].endswith(", tuned")
@@ -96,6 +97,7 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
         "--train.max_steps=2",
         "--train.per_device_train_batch_size=2",
         "--train.bf16=false",
+        "--train.warmup_steps=0",
         f"--output={output}",
     ]
     few = "--measure={lengths: [64], windows: 2, scored: 16}"
@@ -109,7 +111,7 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
     key = next(k for k in after if k.endswith("position_embeddings.weight"))
     old = next(v for k, v in before.items() if k.endswith("position_embeddings.weight"))
     assert after[key].shape == (4096, 384) and torch.equal(after[key][:512], old)
-    assert not torch.equal(after[key][512:1024], old)
+    assert not torch.equal(after[key][512:], old.repeat(7, 1))
     others = {k.removeprefix("bert."): v for k, v in before.items() if "position_" not in k}
     for k, v in after.items():
         if "position_" not in k and k.removeprefix("bert.") in others:
