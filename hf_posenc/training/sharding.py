@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType  # type: ignore[import-untyped]
+from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import Trainer
