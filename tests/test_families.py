@@ -358,7 +358,7 @@ def test_a_type_without_the_conventions_is_refused_with_what_was_looked_for():
 
 @pytest.fixture
 def splinter_family():
-    """A family added as the README says: data, registered."""
+    """A family added as docs/extending.md says: data, registered."""
     family = Family(
         name="splinter",
         model_types=("splinter",),

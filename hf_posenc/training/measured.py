@@ -75,7 +75,7 @@ def measured(
         elif objective == "masked":
             rows += masked_loss(model, tokenizer, documents, length, longest, reading, label)
         else:
-            embedder, straws = Pooled(model, tokenizer), Haystacks(documents=50)
+            embedder, straws = Pooled(model, tokenizer), Haystacks(queries=asked.windows, documents=asked.windows)
             for task in ("embed_passkey", "embed_needle"):
                 rows += embedding_retrieval(embedder, task, length, asked=straws, documents=documents, scheme=label)
         if asked.passkeys and objective == "causal":

@@ -199,6 +199,7 @@ class MeasureSettings(Section):
     lengths: list[int] = []
     """The trained length, twice, four times ... up to the target, unless given."""
     windows: int = Field(default=32, gt=0)
+    """Of held-out text; for embedders, documents to search."""
     scored: int = Field(default=64, gt=0)
     passkeys: int = Field(default=0, ge=0)
     """Trials of passkey retrieval at each length, by generation; a multiple of five."""
