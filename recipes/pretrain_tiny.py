@@ -24,7 +24,7 @@ import torch
 import transformers
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -35,7 +35,7 @@ from hf_posenc.registry import suggestion
 from hf_posenc.training.retrieval import ROWS
 from hf_posenc.training.stdlib import digest, stdlib_texts
 
-END, PADDING = "<|endoftext|>", "<|padding|>"
+BEGIN, END, PADDING = "<s>", "</s>", "<pad>"
 
 
 class Strict(BaseModel):
@@ -62,7 +62,7 @@ class Settings(Strict):
     steps: int = Field(gt=0)
     warmup: int = Field(gt=0)
     decay: float = Field(gt=0, le=1)
-    vocab_size: int = Field(gt=258)  # all bytes and two special tokens
+    vocab_size: int = Field(gt=259)  # all bytes and three special tokens
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
     num_hidden_layers: int = Field(gt=0)
@@ -102,7 +102,10 @@ def told(problem: Any) -> str:
 
 
 def tokenizer_from(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that takes digits one by one, so that a number is spelt the same wherever it stands."""
+    """Byte-level BPE that takes digits one by one, so that a number is spelt the same wherever it stands.
+
+    Texts open with a token of their own, as those of LLaMA do, which heads that seek nothing rest on.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -110,11 +113,13 @@ def tokenizer_from(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END, PADDING], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=[BEGIN, END, PADDING], initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator(texts, trainer)
+    opening = [(BEGIN, bpe.token_to_id(BEGIN))]
+    bpe.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=opening)
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=PADDING, clean_up_tokenization_spaces=False
+        tokenizer_object=bpe, bos_token=BEGIN, eos_token=END, pad_token=PADDING, clean_up_tokenization_spaces=False
     )
 
 
@@ -208,7 +213,7 @@ class Reader:
         self.stream, self.unseen = self.joined(texts), self.joined(list(stdlib_texts(held_out=True).values()))
 
     def joined(self, texts: list[str]) -> list[int]:
-        encoded = self.tokenizer(texts, verbose=False)["input_ids"]
+        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [token for ids in encoded for token in (*ids, self.tokenizer.eos_token_id)]
 
     def row(self, stage: Stage) -> tuple[list[int], list[float]]:
@@ -220,7 +225,7 @@ class Reader:
                 others, answer = self.settings.weights[kind]
                 return ids, [answer if known else others for known in answers]
         start = self.rng.randrange(len(self.stream) - stage.length)
-        return self.stream[start : start + stage.length], [1.0] * stage.length
+        return [self.tokenizer.bos_token_id, *self.stream[start + 1 : start + stage.length]], [1.0] * stage.length
 
     def positions(self, stage: Stage) -> list[int]:
         """Where the tokens of a row stand: in order, with leaps between, never past the full length."""
@@ -251,7 +256,8 @@ def glance(model: LlamaForCausalLM, reader: Reader, stage: Stage) -> str:
     """The loss of the answers in rows of each kind, and how many passkeys are written, strictly, at full length."""
     model.eval()
     tokenizer, full = reader.tokenizer, reader.settings.max_position_embeddings
-    texts = torch.tensor(reader.unseen[: 40 * stage.length]).view(40, -1)
+    texts = torch.tensor(reader.unseen[: 40 * (stage.length - 1)]).view(40, -1)
+    texts = torch.nn.functional.pad(texts, (1, 0), value=tokenizer.bos_token_id)
     said = [f"unseen text {loss_of(model, texts, torch.ones(texts.shape)):.3f}"]
     for kind, make in ROWS.items():
         if getattr(stage, kind):

@@ -1,8 +1,12 @@
+import argparse
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from cells import CELLS, KINDS
+from filelock import FileLock
 
 from hf_posenc import SCHEMES
 
@@ -23,6 +27,31 @@ def pytest_collection_modifyitems(config, items):
     gone = [item for item in items if not exists(item)]
     items[:] = [item for item in items if exists(item)]
     config.hook.pytest_deselected(items=gone)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """A folder by its name, and what fills it: whichever worker comes first does so, and the others wait."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def filled(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, done = root / name, root / f"{name}.done"
+        with FileLock(root / f"{name}.lock"):
+            if not done.exists():
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return filled
+
+
+@pytest.fixture(scope="session")
+def text(once) -> str:
+    """The setting of a text that takes no time to read."""
+    source = Path(argparse.__file__).read_text()
+    return f"--data.path={once('text', lambda folder: (folder / 'text.txt').write_text(source)) / 'text.txt'}"
 
 
 def _from_environment(variable: str, what: str) -> str:

@@ -1,11 +1,15 @@
 """The recipes as they are run: real commands in processes of their own."""
 
+import argparse
+import importlib.util
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import typing
 from pathlib import Path
 
 import pytest
@@ -15,9 +19,11 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hf_posenc import describe, load
 from hf_posenc.models import NAMES
+from hf_posenc.training.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "recipes" / "finetune.py")
+FINETUNE = [sys.executable, SCRIPT]
 TINY = sorted((ROOT / "recipes").glob("tiny_*.yaml"))
 CPU = ["--config_file", str(ROOT / "recipes" / "accelerate" / "cpu.yaml")]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
@@ -29,16 +35,6 @@ SMALL = [
 ]
 
 pytestmark = pytest.mark.skipif("tiny" not in NAMES, reason="the package was built without its model")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> str:
-    """A text that takes no time to read."""
-    import argparse
-
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(Path(argparse.__file__).read_text())
-    return f"--data.path={path}"
 
 
 def launched(*words: str) -> list[str]:
@@ -106,7 +102,7 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
         model.save_pretrained(tmp_path / "base")
         AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "base")
         base = tmp_path / "base"
-    run([sys.executable, SCRIPT, recipe(name), text, few, f"--model.path={base}", *words])
+    run([*FINETUNE, recipe(name), text, few, f"--model.path={base}", *words])
     before, after = weights(base), weights(output / "model")
     key = next(k for k in after if k.endswith("position_embeddings.weight"))
     old = next(v for k, v in before.items() if k.endswith("position_embeddings.weight"))
@@ -119,11 +115,10 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, text) -> Path:
+def whole(once, text) -> Path:
     """A run of six steps that nothing happened to."""
-    output = tmp_path_factory.mktemp("whole") / "run"
-    run([sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(output, text)])
-    return output
+    made = once("whole", lambda folder: run([*FINETUNE, recipe("tiny_yarn"), *resumable(folder / "run", text)]))
+    return made / "run"
 
 
 def resumable(output: Path, text: str) -> list[str]:
@@ -133,7 +128,7 @@ def resumable(output: Path, text: str) -> list[str]:
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole):
     output = tmp_path / "run"
-    command = [sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(output, text)]
+    command = [*FINETUNE, recipe("tiny_yarn"), *resumable(output, text)]
     with subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         until = time.monotonic() + 240
         while not (output / "checkpoint-2" / "manifest.json").exists() and time.monotonic() < until:
@@ -161,7 +156,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
     content = bytearray(optimizer.read_bytes())
     content[len(content) // 2] ^= 255
     optimizer.write_bytes(content)
-    command = [sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(output, text), "--resume"]
+    command = [*FINETUNE, recipe("tiny_yarn"), *resumable(output, text), "--resume"]
     said = " ".join(run(command).split())
     assert "checkpoint-6 is not whole: optimizer.pt was altered" in said and "checkpoint-4" in said
     ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
@@ -170,14 +165,35 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
 
 def test_a_run_resumed_with_other_settings_is_refused(text, whole):
     other = ["--train.learning_rate=1e-4", "--resume"]
-    said = run([sys.executable, SCRIPT, recipe("tiny_yarn"), *resumable(whole, text), *other], fails=True)
+    said = run([*FINETUNE, recipe("tiny_yarn"), *resumable(whole, text), *other], fails=True)
     assert "train.learning_rate was 0.002 and is 0.0001" in " ".join(said.split())
+
+
+def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path):
+    """As the papers say, of interpolation, which asks most of tuning."""
+    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
+    finetune = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(finetune)
+    for module in (argparse, inspect, subprocess, typing):
+        (tmp_path / f"{module.__name__}.txt").write_text(inspect.getsource(module))
+    measured = {}
+    for name, words in {"alone": ["--tune.norms=false", "--tune.embeddings=false"], "both": []}.items():
+        settings = read_settings(
+            recipe("tiny_linear"),
+            [
+                f"--data.path={tmp_path}/*.txt", "--data.length=512", "--train.max_steps=16",
+                "--data.passkey=0.0", "--measure={lengths: [512], windows: 32}", f"--output={tmp_path / name}", *words,
+            ],
+        )  # fmt: skip
+        figures = finetune.train(settings, resume=False, merged=False, compared=False)
+        measured[name] = next(figure.value for figure in figures if figure.metric == "loss")
+    assert measured["both"] < measured["alone"] - 0.03, measured
 
 
 def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, text):
     common = [text, *SMALL, "--train.max_steps=3", "--data.passkey=0.0"]
     one, two = tmp_path / "one", tmp_path / "two"
-    single = [sys.executable, SCRIPT, recipe("tiny_yarn"), *common]
+    single = [*FINETUNE, recipe("tiny_yarn"), *common]
     run([*single, f"--output={one}", "--train.per_device_train_batch_size=2"])
     both = ["--train.per_device_train_batch_size=1", "--train.processes=2", f"--output={two}"]
     run([*launched(*CPU, SCRIPT), recipe("tiny_yarn"), *common, *both])
@@ -197,12 +213,12 @@ def test_a_launch_that_runs_one_process_is_refused(tmp_path, text):
     [
         (["--data.lenght=3"], "Did you mean 'length'?"),
         (["--data.held_out=0.001"], "The text that is held out is too short: it is measured at 128 tokens"),
-        (["--data.length=2048", "--measure.lengths=[64]"], "made for 1024"),
+        (["--data.length=2048", "--measure.lengths=[64]"], "made for 1280"),
         (["--model.path=/nowhere"], "is not a directory"),
         (["--model.objective=masked", "--data.passkey=0.0"], "cannot be loaded"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(tmp_path, text, words, said):
-    command = [sys.executable, SCRIPT, recipe("tiny_yarn"), text, *SMALL, *words, f"--output={tmp_path / 'out'}"]
+    command = [*FINETUNE, recipe("tiny_yarn"), text, *SMALL, *words, f"--output={tmp_path / 'out'}"]
     told = run(command, fails=True)
     assert said in " ".join(told.split()) and "Traceback" not in told

@@ -1,6 +1,5 @@
 """Sharded parameters and sharded texts: two processes, by the launchers' files that are for GPUs (see sharded.py)."""
 
-import argparse
 import importlib.util
 import json
 import os
@@ -43,13 +42,6 @@ REFUSED = {
 }
 
 with_tiny = pytest.mark.skipif("tiny" not in NAMES, reason="the package was built without its model")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(Path(argparse.__file__).read_text())
-    return f"--data.path={path}"
 
 
 def words(name: str, *others: str) -> list[str]:
@@ -106,12 +98,14 @@ def test_sharded_parameters_train_as_whole_ones(tmp_path, text):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory, text) -> Path:
+def shared(once, text) -> Path:
     """All runs of which two processes share the texts."""
-    folder = tmp_path_factory.mktemp("shared")
     runs = {**SHARED, **{name: run for name, (run, _) in REFUSED.items()}}
-    in_two("context_parallel", [words(*run, text, f"--output={folder / name}") for name, run in runs.items()])
-    return folder
+
+    def run(folder: Path) -> None:
+        in_two("context_parallel", [words(*run, text, f"--output={folder / name}") for name, run in runs.items()])
+
+    return once("shared", run)
 
 
 @with_tiny

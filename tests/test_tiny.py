@@ -51,8 +51,9 @@ def documents(tokenizer):
     return [document for document in found if len(document.ids) >= 4096]
 
 
-def read(model, documents, length):
-    rows = perplexity(model, documents, length, longest=max(LENGTHS), reading=Reading(windows=24))
+def read(model, tokenizer, documents, length):
+    reading, bos = Reading(windows=24), tokenizer.bos_token_id
+    rows = perplexity(model, documents, length, longest=max(LENGTHS), reading=reading, bos=bos)
     return next(row.value for row in rows if row.metric == "perplexity")
 
 
@@ -63,24 +64,23 @@ def written(model, tokenizer, length, trials=6, depths=(0.0, 0.25, 0.5, 0.75, 1.
     return sum(shares) / len(shares)
 
 
-def test_it_reads_inside_its_length_and_not_beyond(tiny, documents):
-    inside, twice = read(tiny, documents, 256), read(tiny, documents, 512)
-    assert inside <= 11.5
+def test_it_reads_inside_its_length_and_not_beyond(tiny, tokenizer, documents):
+    inside, twice = read(tiny, tokenizer, documents, 256), read(tiny, tokenizer, documents, 512)
+    assert inside <= 11
     assert twice >= 2 * inside
 
 
 def test_it_finds_passkeys_inside_its_length_and_not_beyond(tiny, tokenizer):
-    assert written(tiny, tokenizer, 256) >= 0.9
-    assert written(tiny, tokenizer, 512, trials=10, depths=(0.0, 0.25)) <= 0.1  # farther away than it was trained
-    assert written(tiny, tokenizer, 512) <= 0.45  # nearer ones may be found
-    assert written(tiny, tokenizer, 1024, trials=2) <= 0.2
+    assert written(tiny, tokenizer, 256) >= 0.95
+    assert written(tiny, tokenizer, 512) <= 0.2
+    assert written(tiny, tokenizer, 1024, trials=2) <= 0.1
 
 
 def test_yarn_carries_it_four_times_as_far(tiny, documents, tokenizer):
-    inside = read(tiny, documents, 256)
-    patch_model(tiny, "yarn", target_length=1024)
+    inside = read(tiny, tokenizer, documents, 256)
+    patch_model(tiny, "yarn", target_length=1280)
     try:
-        assert read(tiny, documents, 1024) <= 1.2 * inside
+        assert read(tiny, tokenizer, documents, 1024) <= 1.15 * inside
     finally:
         unpatch_model(tiny)
 
@@ -103,11 +103,12 @@ def test_its_sizes_are_those_of_a_llama_that_reads_256_tokens(tiny):
 
 def test_its_tokenizer_is_fast_spells_digits_and_loses_nothing(tokenizer):
     assert tokenizer.is_fast
+    assert tokenizer("x = 90210")["input_ids"][0] == tokenizer.bos_token_id
     assert [tokenizer.decode([token]) for token in tokenizer("x = 90210")["input_ids"]][-5:] == list("90210")
     text = "def naïve(x):\n\treturn x  # 日本 😀\r\n" + " " * 7
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
     assert tokenizer.eos_token_id not in tokenizer(text)["input_ids"]
-    assert len({tokenizer.eos_token_id, tokenizer.pad_token_id}) == 2
+    assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
 
 
 def test_carried_models_are_known_by_name():
@@ -126,7 +127,7 @@ def test_the_recipe_trains_and_what_it_saves_loads(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
     made = AutoTokenizer.from_pretrained(tmp_path / "made")
     assert (model.config.vocab_size, model.config.hidden_size, model.dtype) == (512, 32, torch.float16)
-    assert made("90")["input_ids"] == made("9")["input_ids"] + made("0")["input_ids"]
+    assert made("90")["input_ids"] == made("9")["input_ids"] + made("0")["input_ids"][1:]
     assert json.loads((tmp_path / "made" / "training.json").read_text())["steps"] == 2
 
 
@@ -170,6 +171,17 @@ def test_positions_of_short_rows_leap_up_to_the_full_length_and_never_past_it(re
         assert all(len(row) == stage.length and row[0] == 0 and row[-1] < 256 for row in rows)
         assert all(min(row) == 1 and sum(step > 1 for step in row) <= stage.leaps for row in steps)
         assert max(row[-1] for row in rows) > 240 and (stage.leaps == 0) == all(max(row) == 1 for row in steps)
+
+
+def test_rows_of_every_kind_open_as_the_tokenizer_opens_a_text(reader):
+    for kind in ("passkey", "pairs", "repeats", "text"):
+        shares = {} if kind == "text" else {kind: 1.0}
+        stage = type(reader.settings.stages[0])(share=1.0, length=128, tokens=128, **shares)
+        settings = reader.settings.model_copy(update={"weights": {kind: (0.5, 5.0)}})
+        reader_of_kind = type(reader)(settings, reader.tokenizer, reader.texts)
+        ids, weights = reader_of_kind.row(stage)
+        assert len(ids) == len(weights) == 128
+        assert ids[0] == reader.tokenizer.bos_token_id and ids.count(ids[0]) == 1
 
 
 def test_a_token_after_a_leap_still_sees_what_stands_before_it(recipe, tiny):

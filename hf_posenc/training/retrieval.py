@@ -73,8 +73,8 @@ def excerpt(rng: random.Random, texts: Sequence[str], words: int) -> list[str]:
 
 def pairs_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[str] = ()) -> Row:
     """Numbers of things, then questions for them in another order; as many rounds as there is room for."""
-    ids: list[int] = []
-    marks: list[bool] = []
+    ids: list[int] = tokenizer("")["input_ids"]  # what opens a text, if anything
+    marks = [False] * len(ids)
     while len(ids) < length:
         for text, answer in rng.choice((numbered, keyed))(rng, length):
             for part, mark in ((text, False), (answer, True)):
@@ -107,8 +107,8 @@ def repeats_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence
     """Random tokens that come again: what follows can be known only by looking where it stood before."""
     special = set(tokenizer.all_special_ids)
     known = [token for token in range(len(tokenizer)) if token not in special]
-    ids: list[int] = []
-    marks: list[bool] = []
+    ids: list[int] = tokenizer("")["input_ids"]  # what opens a text, if anything
+    marks = [False] * len(ids)
     while len(ids) < length:
         segment = rng.choices(known, k=rng.randint(4, max(4, length // 3)))
         noise = rng.choices(known, k=rng.randint(0, max(0, length // 8)))
