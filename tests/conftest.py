@@ -3,6 +3,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+# Before what reads them: two workers on two cores have one thread each, and no test may wait for a hub.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 import pytest
 import torch
 from cells import CELLS, KINDS
@@ -10,9 +14,6 @@ from filelock import FileLock
 
 from hf_posenc import SCHEMES
 
-# Two workers on two cores: one thread each, waiting passively.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
 
 

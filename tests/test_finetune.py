@@ -169,11 +169,17 @@ def test_a_run_resumed_with_other_settings_is_refused(text, whole):
     assert "train.learning_rate was 0.002 and is 0.0001" in " ".join(said.split())
 
 
-def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path):
-    """As the papers say, of interpolation, which asks most of tuning."""
+@pytest.fixture(scope="module")
+def finetune():
+    """The script, in this process: for what is not about commands."""
     spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
-    finetune = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(finetune)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path, finetune):
+    """As the papers say, of interpolation, which asks most of tuning."""
     for module in (argparse, inspect, subprocess, typing):
         (tmp_path / f"{module.__name__}.txt").write_text(inspect.getsource(module))
     measured = {}
@@ -208,17 +214,23 @@ def test_a_launch_that_runs_one_process_is_refused(tmp_path, text):
     assert "train.processes is 2, and 1 are running" in " ".join(said.split())
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["--data.lenght=3"], "Did you mean 'length'?"),
-        (["--data.held_out=0.001"], "The text that is held out is too short: it is measured at 128 tokens"),
-        (["--data.length=2048", "--measure.lengths=[64]"], "made for 1280"),
-        (["--model.path=/nowhere"], "is not a directory"),
-        (["--model.objective=masked", "--data.passkey=0.0"], "cannot be loaded"),
-    ],
-)
-def test_mistakes_are_told_without_a_traceback(tmp_path, text, words, said):
-    command = [*FINETUNE, recipe("tiny_yarn"), text, *SMALL, *words, f"--output={tmp_path / 'out'}"]
-    told = run(command, fails=True)
-    assert said in " ".join(told.split()) and "Traceback" not in told
+MISTAKES = {
+    "--data.lenght=3": "Did you mean 'length'?",
+    "--data.held_out=0.001": "The text that is held out is too short: it is measured at 128 tokens",
+    "--data.length=2048 --measure.lengths=[64]": "made for 1280",
+    "--model.path=/nowhere": "is not a directory",
+    "--model.objective=masked --data.passkey=0.0": "cannot be loaded",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_are_told(tmp_path, text, words, finetune, capsys):
+    with pytest.raises(SystemExit) as ended:
+        finetune.main([recipe("tiny_yarn"), text, *SMALL, *words.split(), f"--output={tmp_path / 'out'}"])
+    assert ended.value.code == 1 and MISTAKES[words] in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_command_that_fails_shows_no_traceback(tmp_path, text):
+    words = next(iter(MISTAKES))
+    told = run([*FINETUNE, recipe("tiny_yarn"), text, words, f"--output={tmp_path / 'out'}"], fails=True)
+    assert MISTAKES[words] in " ".join(told.split()) and "Traceback" not in told
