@@ -149,5 +149,5 @@ if __name__ == "__main__":
         given.get("model", "tiny"),
         Path(given.get("output", "runs/demo")),
         int(given.get("steps", 40)),
-        int(given.get("trials", 30)),
+        int(given.get("trials", 50)),
     )
