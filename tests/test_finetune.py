@@ -103,6 +103,8 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
         AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "base")
         base = tmp_path / "base"
     run([*FINETUNE, recipe(name), text, few, f"--model.path={base}", *words])
+    figures = json.loads((output / "metrics.json").read_text())["figures"]
+    assert name == "bert_learned" or {figure["n"] for figure in figures} == {2}  # as many queries as windows
     before, after = weights(base), weights(output / "model")
     key = next(k for k in after if k.endswith("position_embeddings.weight"))
     old = next(v for k, v in before.items() if k.endswith("position_embeddings.weight"))
