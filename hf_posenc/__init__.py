@@ -1,10 +1,10 @@
 """Swap how a Hugging Face model knows positions, and back."""
 
-from .checkpoint import load, merge, save
-from .describe import Description, check_model, describe
-from .growth import new_rows
-from .patch import is_patched, patch_model, set_rendering, unpatch_model
-from .registry import PosencError, UnsupportedCell, UnsupportedModel
+from .checkpoints.save_load import load, merge, save
+from .errors import PosencError, UnsupportedCell, UnsupportedModel
+from .patching.describe import Description, check_model, describe
+from .patching.growth import new_rows
+from .patching.patch import is_patched, patch_model, set_rendering, unpatch_model
 from .schemes import SCHEMES, Scheme
 
 __version__ = "0.1.0"

@@ -1,29 +1,11 @@
-"""Registries that answer a wrong name with the right one, and the errors of this package."""
+"""Registries that answer a wrong name with the right one."""
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Generic, TypeVar
 
+from .errors import PosencError, suggestion
+
 T = TypeVar("T")
-
-
-class PosencError(ValueError):
-    """A request that cannot be met. The model is as it was before."""
-
-
-class UnsupportedModel(PosencError):
-    """The model is of a kind that this package cannot patch."""
-
-
-class UnsupportedCell(PosencError):
-    """This scheme has no meaning, or no exact rendering, on this model."""
-
-
-def suggestion(name: object, known: list[str]) -> str:
-    """The tail of an error message about an unknown name."""
-    close = get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{hint} Known: {', '.join(sorted(known))}."
 
 
 class Registry(Mapping[str, T], Generic[T]):

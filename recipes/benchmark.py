@@ -27,8 +27,8 @@ from report import Row, Run, draw, medians, ratios, show
 from transformers import AutoConfig, AutoModel, DynamicCache
 
 from hf_posenc import patch_model
-from hf_posenc.kernels import sdpa
-from hf_posenc.positions import Call
+from hf_posenc.runtime.kernels import sdpa
+from hf_posenc.runtime.positions import Call
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.t5 import BucketBias
 

@@ -19,7 +19,8 @@ from report import Row, ratios, show
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_posenc import load
-from hf_posenc.evaluation import Document, Reading, perplexity, read_documents, token_losses
+from hf_posenc.evaluation import Document, Reading, read_documents, token_losses
+from hf_posenc.evaluation.measures import perplexity
 
 VOCAB, LENGTH, STRIDE = 49_152, 8192, 256
 

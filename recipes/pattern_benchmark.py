@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from report import Row, Run, medians, ratios
 
 from hf_posenc import SCHEMES, patch_model
-from hf_posenc.positions import Call, Positions
-from hf_posenc.sites import Geometry
-from hf_posenc.zones import attend_in_zones
+from hf_posenc.core.effects import Geometry
+from hf_posenc.runtime.positions import Call, Positions
+from hf_posenc.runtime.zones import attend_in_zones
 
 HEADS, SIZE, LENGTH, WINDOW = 8, 64, 8192, 1024
 PATTERNS: dict[str, dict[str, int | float]] = {

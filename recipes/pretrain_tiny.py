@@ -30,8 +30,9 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_posenc import PosencError
-from hf_posenc.evaluation import Retrieval, retrieval
-from hf_posenc.registry import suggestion
+from hf_posenc.errors import suggestion
+from hf_posenc.evaluation import Retrieval
+from hf_posenc.evaluation.measures import retrieval
 from hf_posenc.training.retrieval import ROWS
 from hf_posenc.training.stdlib import digest, stdlib_texts
 

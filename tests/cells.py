@@ -5,7 +5,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from hf_posenc import SCHEMES
-from hf_posenc.grades import cells as grades
+from hf_posenc.patching.grades import cells as grades
 from hf_posenc.schemes.pattern import PatternScheme
 
 transformers.logging.set_verbosity_error()

@@ -2,7 +2,7 @@
 
 import math
 
-from hf_posenc.evaluation.rows import Row
+from hf_posenc.evaluation.measures.rows import Row
 
 LENGTHS = (256, 512, 1024, 2048)
 LOSSES = {

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hf_posenc import SCHEMES, PosencError, UnsupportedModel, check_model, is_patched, patch_model, unpatch_model
-from hf_posenc.edits import Hook, Swap
 from hf_posenc.families import FAMILIES
-from hf_posenc.grades import sample_geometry
+from hf_posenc.patching.edits import Hook, Swap
+from hf_posenc.patching.grades import sample_geometry
 from hf_posenc.schemes.alibi import Alibi
 from hf_posenc.schemes.base import Scheme
 

@@ -9,8 +9,8 @@ import pytest
 
 from hf_posenc import SCHEMES
 from hf_posenc.families import FAMILIES
-from hf_posenc.grades import KINDS, MEANING, cells
-from hf_posenc.verified import verified
+from hf_posenc.families.verified import verified
+from hf_posenc.patching.grades import KINDS, MEANING, cells
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(Path(sys.executable).with_name("hf-posenc"))
@@ -71,7 +71,7 @@ def test_a_wrong_command_fails_without_a_traceback(arguments):
 
 
 def test_the_table_of_the_readme_is_that_of_the_registries():
-    from hf_posenc.grades import table_markdown
+    from hf_posenc.patching.grades import table_markdown
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.count("<!-- table -->") == readme.count("<!-- /table -->") == 1

@@ -10,10 +10,11 @@ from cells import CELLS, KINDS, LENGTH, PATTERNS, TEXT, options, tiny
 from torch import nn
 from transformers import AttentionMaskInterface
 
-from hf_posenc import SCHEMES, PosencError, check_model, describe, patch_model, unpatch_model
-from hf_posenc.hooks import before_embeddings, before_first_layer
-from hf_posenc.positions import before_attention
-from hf_posenc.tables import ZeroTable
+from hf_posenc import SCHEMES, PosencError, check_model, patch_model, unpatch_model
+from hf_posenc.core.tables import ZeroTable
+from hf_posenc.patching import describe
+from hf_posenc.runtime.hooks import before_embeddings, before_first_layer
+from hf_posenc.runtime.positions import before_attention
 
 ROTARY = ["llama", "mistral", "qwen2", "qwen3"]
 TABLES = ["gpt2", "bert", "bert_decoder"]

@@ -18,8 +18,9 @@ from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, load, patch_model, save
-from hf_posenc.cli import app
-from hf_posenc.evaluation import Options, commands, evaluate, read_documents
+from hf_posenc.cli import evaluation as commands
+from hf_posenc.cli.main import app
+from hf_posenc.evaluation import Options, evaluate, read_documents
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
@@ -174,7 +175,9 @@ def no_work(monkeypatch):
         raise AssertionError("measured before the mistake was told")
 
     monkeypatch.setattr(commands, "evaluate", forbidden)
-    monkeypatch.setattr(sys.modules["hf_posenc.evaluation.compare"], "perform", forbidden)  # a function hides it
+    monkeypatch.setattr(
+        sys.modules["hf_posenc.evaluation.runs.decoders.compare"], "perform", forbidden
+    )  # a function hides it
 
 
 @pytest.mark.parametrize("lengths", ["0.5k", "-1", "abc", "", "0", "64,,128", "1e3"])
@@ -294,7 +297,7 @@ def test_what_nobody_need_act_on_is_not_logged(caplog, monkeypatch):
 
 def test_a_harness_goes_on_too(asked, monkeypatch, tmp_path):
     pytest.importorskip("lm_eval")
-    from hf_posenc.evaluation import harness
+    from hf_posenc.evaluation.suites import harness
 
     sizes, measured = [], harness.measured
 

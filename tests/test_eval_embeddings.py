@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModel
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, is_patched, patch_model, save
-from hf_posenc.cli import app
-from hf_posenc.evaluation import Document, Options, compare, evaluate, tokenized
-from hf_posenc.evaluation.embeddings import (
+from hf_posenc.cli.main import app
+from hf_posenc.evaluation import Document, Options, evaluate, tokenized
+from hf_posenc.evaluation.measures.embeddings import (
     Chunked,
     Pooled,
     embedded,
@@ -26,8 +26,9 @@ from hf_posenc.evaluation.embeddings import (
     similarity_rows,
     spearman,
 )
-from hf_posenc.evaluation.haystacks import HAYSTACKS, Haystacks, haystacks
+from hf_posenc.evaluation.measures.haystacks import HAYSTACKS, Haystacks, haystacks
 from hf_posenc.evaluation.report import write
+from hf_posenc.evaluation.runs import compare
 
 SMALL = Haystacks(queries=3, documents=4)
 TASKS = tuple(HAYSTACKS)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from hf_posenc import PosencError, patch_model
 from hf_posenc.evaluation import token_losses
-from hf_posenc.evaluation.losses import bodies, refuse_not_causal
+from hf_posenc.evaluation.measures.losses import bodies, refuse_not_causal
 
 ROOT = Path(__file__).parent.parent
 WAYS = [{}, {"chunk": 7}, {"chunk": 6, "step": 5}, {"step": 64}, {"last": 5, "chunk": 4}, {"last": 5, "step": 9}]

@@ -8,9 +8,10 @@ from cells import LENGTH, tiny
 from evaluated import bigram, bytes_tokenizer, document
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.evaluation import Document, Reading, loss_by_position, parsed_length, parsed_lengths, perplexity
-from hf_posenc.evaluation.estimates import mean_and_error, separated, t_quantile
-from hf_posenc.evaluation.texts import bos_of, spread_windows
+from hf_posenc.evaluation import Document, Reading, loss_by_position, parsed_length, parsed_lengths
+from hf_posenc.evaluation.measures import perplexity
+from hf_posenc.evaluation.measures.estimates import mean_and_error, separated, t_quantile
+from hf_posenc.evaluation.measures.texts import bos_of, spread_windows
 
 # After 0: 0 and 1 with a half each. After 1: 0 with a quarter, 1 with three quarters. Losses are logs of these.
 HALF, QUARTER, MOST = math.log(2), math.log(4), math.log(4 / 3)

@@ -6,9 +6,10 @@ from cells import CAUSAL, options, tiny, tokens
 from evaluated import STORY, bytes_tokenizer, reader
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.evaluation import Retrieval, retrieval, tokenized
-from hf_posenc.evaluation.needles import MAKERS, trials
-from hf_posenc.evaluation.retrieval import Prompted, accuracy, continuation, hit, ranked
+from hf_posenc.evaluation import Retrieval, tokenized
+from hf_posenc.evaluation.measures import retrieval
+from hf_posenc.evaluation.measures.needles import MAKERS, trials
+from hf_posenc.evaluation.measures.retrieval import Prompted, accuracy, continuation, hit, ranked
 
 FEW = Retrieval(trials=2, depths=(0.0, 0.5, 1.0), distractors=3, needles=2)
 

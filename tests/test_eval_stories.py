@@ -5,7 +5,8 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_posenc import load
-from hf_posenc.evaluation import Options, Reading, compare, standings, tokenized
+from hf_posenc.evaluation import Options, Reading, standings, tokenized
+from hf_posenc.evaluation.runs import compare
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import hf_posenc.export
 import pytest
 import torch
 from cells import LENGTH, VOCAB, options, tiny, tokens
@@ -16,11 +17,11 @@ from test_checkpoint import LLAMA3, LONG, config_of, logits, patched
 from transformers import AutoModel, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-import hf_posenc.export
-from hf_posenc import SCHEMES, PosencError, describe, load, patch_model, save
-from hf_posenc.cli import app
-from hf_posenc.export import describe_checkpoint, patch_checkpoint
-from hf_posenc.grades import CONFIG, SEALED, cells
+from hf_posenc import SCHEMES, PosencError, load, patch_model, save
+from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
+from hf_posenc.cli.main import app
+from hf_posenc.patching import describe
+from hf_posenc.patching.grades import CONFIG, SEALED, cells
 
 KINDS = ["llama", "gpt2", "bert"]
 FAMILY = {"llama": "RoPE", "gpt2": "a table", "bert": "a table"}
@@ -182,7 +183,7 @@ def test_a_failure_in_place_leaves_the_checkpoint_whole(name, sources, tmp_path,
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hf_posenc.export.shutil, "copy2", full)
+    monkeypatch.setattr(hf_posenc.checkpoints.on_disk.shutil, "copy2", full)
     with pytest.raises(OSError, match="No space"):
         patch_checkpoint(tmp_path / "a", tmp_path / "a", "t5")
     monkeypatch.undo()

@@ -24,8 +24,8 @@ from test_checkpoint import LONG, logits, patched
 from transformers import AutoModelForCausalLM
 
 from hf_posenc import PosencError, load, merge, patch_model, save
-from hf_posenc.export import describe_checkpoint, patch_checkpoint
-from hf_posenc.records import FORMAT, Record
+from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
+from hf_posenc.patching.records import FORMAT, Record
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +397,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(what, after, whole,
     broken = full_disk(after if what != "export" else 0)
     for name in ("transformers.modeling_utils.safe_save_file", "peft.peft_model.safe_save_file"):
         monkeypatch.setattr(name, broken)
-    monkeypatch.setattr("hf_posenc.export.save_file", broken)
+    monkeypatch.setattr("hf_posenc.checkpoints.on_disk.save_file", broken)
     with pytest.raises(OSError, match="No space left"):
         if what == "export":
             patch_checkpoint(whole / "llama", target, "t5")
@@ -432,7 +432,7 @@ def test_a_record_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         file.write('{"form')
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hf_posenc.sidecar.json.dump", broken)
+    monkeypatch.setattr("hf_posenc.patching.sidecar.json.dump", broken)
     with pytest.raises(OSError, match="No space"):
         model.save_pretrained(tmp_path / "a")
     monkeypatch.undo()

@@ -10,16 +10,17 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from hf_posenc import PosencError, describe, load, patch_model, save
+from hf_posenc import PosencError, load, patch_model, save
+from hf_posenc.patching import describe
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'hf-posenc[eval]'")
 pytest.importorskip("wonderwords", reason="RULER's words are an extra: pip install 'hf-posenc[eval]'")
 
-from hf_posenc.cli import app  # noqa: E402
-from hf_posenc.evaluation import harness  # noqa: E402
-from hf_posenc.evaluation.harness import evaluate_harness, task_names  # noqa: E402
-from hf_posenc.evaluation.harness_model import PatchedLM  # noqa: E402
-from hf_posenc.evaluation.lm_eval_command import run_lm_eval  # noqa: E402
+from hf_posenc.cli.main import app  # noqa: E402
+from hf_posenc.evaluation.suites import harness  # noqa: E402
+from hf_posenc.evaluation.suites.harness import evaluate_harness, task_names  # noqa: E402
+from hf_posenc.evaluation.suites.harness_model import PatchedLM  # noqa: E402
+from hf_posenc.evaluation.suites.lm_eval_command import run_lm_eval  # noqa: E402
 
 WORDS = ["the", "grass", "is", "green", ".", "sky", "blue", "sun", "yellow", "..."]
 
@@ -227,7 +228,7 @@ def test_a_limit_that_would_take_one_length_only_is_refused(checkpoint):
 
 def test_without_lm_eval_it_says_what_to_install(yarn, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "hf_posenc.evaluation.harness_model")
+    monkeypatch.delitem(sys.modules, "hf_posenc.evaluation.suites.harness_model")
     for name in [name for name in sys.modules if name.startswith("lm_eval.")]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PosencError, match=r"pip install 'hf-posenc\[eval\]'"):

@@ -9,8 +9,9 @@ from image_cells import FAMILIES, PATCH, SPECIAL, patched_images, pixels, states
 from torch.nn.functional import interpolate
 
 from hf_posenc import SCHEMES, patch_model
+from hf_posenc.core.axes import coordinates
 from hf_posenc.families import image_places
-from hf_posenc.grids import GridLink, coordinates, resized
+from hf_posenc.runtime.grids import GridLink, resized
 from hf_posenc.schemes.axial_rope import AxialRotation, axial_frequencies, mixed_frequencies
 from hf_posenc.schemes.sinusoidal import axis_sinusoids
 

@@ -30,14 +30,14 @@ from hf_posenc import (
     UnsupportedCell,
     UnsupportedModel,
     check_model,
-    describe,
     is_patched,
     patch_model,
     set_rendering,
     unpatch_model,
 )
 from hf_posenc.families import image_places
-from hf_posenc.grids import GridReader
+from hf_posenc.patching import describe
+from hf_posenc.runtime.grids import GridReader
 
 every_cell = pytest.mark.parametrize(("name", "family"), CELLS)
 few_cells = pytest.mark.parametrize(("name", "family"), FEW_CELLS)

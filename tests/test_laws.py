@@ -15,7 +15,7 @@ from torch import nn
 from transformers import DynamicCache, StaticCache
 
 from hf_posenc import SCHEMES, PosencError, check_model, is_patched, patch_model, unpatch_model
-from hf_posenc.tables import LearnedTable
+from hf_posenc.core.tables import LearnedTable
 
 LONG = 3 * LENGTH
 TOL = 2e-4

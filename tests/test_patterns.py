@@ -272,7 +272,7 @@ def test_a_sealed_table_is_refused_and_comes_back(tmp_path):
 
 
 def test_random_blocks_do_not_depend_on_the_length_and_follow_the_seed():
-    from hf_posenc.patterns import Scattered
+    from hf_posenc.core.patterns import Scattered
 
     def seen(length, seed=0, causal=True):
         pattern = Scattered(causal=causal, window=1, random_blocks=2, block=4, seed=seed)

@@ -14,7 +14,7 @@ from test_checkpoint import LLAMA3, LONG, logits, patched
 from transformers import AutoModel
 
 from hf_posenc import is_patched, patch_model, save
-from hf_posenc.grades import CONFIG, SEALED, WEIGHTS, cells
+from hf_posenc.patching.grades import CONFIG, SEALED, WEIGHTS, cells
 
 SCRIPT = Path(__file__).with_name("plain_load.py")
 FORCED = {"forced_sdpa": {"attn_implementation": "sdpa"}, "forced_eager": {"attn_implementation": "eager"}}

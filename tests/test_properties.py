@@ -14,10 +14,10 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_posenc import SCHEMES, patch_model
-from hf_posenc.positions import Positions, rotate
+from hf_posenc.core.effects import FollowingRotation, Geometry, Rotation
+from hf_posenc.runtime.positions import Positions, rotate
 from hf_posenc.schemes.frequencies import default_frequencies
 from hf_posenc.schemes.sinusoidal import LAYOUTS, sinusoids
-from hf_posenc.sites import FollowingRotation, Geometry, Rotation
 
 some = settings(max_examples=8, deadline=None, derandomize=True)
 many = settings(max_examples=25, deadline=None, derandomize=True)

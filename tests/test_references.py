@@ -17,11 +17,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_posenc import SCHEMES, kernels, patch_model, renderings
-from hf_posenc.positions import Call
+from hf_posenc import SCHEMES, patch_model
+from hf_posenc.core.effects import FollowingRotation, Geometry, Rotation
+from hf_posenc.runtime import kernels, renderings
+from hf_posenc.runtime.positions import Call
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.t5 import BucketBias, bucket
-from hf_posenc.sites import FollowingRotation, Geometry, Rotation
 
 LOWEST = torch.finfo(torch.float32).min
 

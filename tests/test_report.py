@@ -10,10 +10,10 @@ from report_rows import ABOUT, LENGTHS, sample_rows
 
 from hf_posenc import PosencError
 from hf_posenc.evaluation import report
+from hf_posenc.evaluation.measures.rows import Row
 from hf_posenc.evaluation.report.curves import apart, domain, off_scale
 from hf_posenc.evaluation.report.drawing import digits, ticks
 from hf_posenc.evaluation.report.views import figure, grids, length_label, loss_panels, score_panels, with_error
-from hf_posenc.evaluation.rows import Row
 
 
 def row(**changes) -> Row:

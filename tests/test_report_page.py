@@ -8,8 +8,8 @@ import pytest
 from chromium import Chromium, find_chromium
 from report_rows import ABOUT, LENGTHS, LOSSES, sample_rows
 
+from hf_posenc.evaluation.measures.rows import Row
 from hf_posenc.evaluation.report import write_report
-from hf_posenc.evaluation.rows import Row
 
 WIDTHS = (1280, 390)
 VISIBLE = "[...document.querySelectorAll('svg.chart')].filter(s => s.getBoundingClientRect().width > 0)"

@@ -9,16 +9,16 @@ from cells import TEXT
 from torch import Tensor
 
 from hf_posenc import SCHEMES, PosencError
-from hf_posenc.grades import sample_scheme
-from hf_posenc.positions import rotate
-from hf_posenc.records import Record
+from hf_posenc.core.effects import FollowingRotation, Geometry
+from hf_posenc.patching.grades import sample_scheme
+from hf_posenc.patching.records import Record
+from hf_posenc.runtime.positions import rotate
 from hf_posenc.schemes import frequencies as fr
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.learned import RESIZE, cubic_rows, cyclic_rows, hierarchical_rows, linear_rows
 from hf_posenc.schemes.pattern import PatternScheme
 from hf_posenc.schemes.sinusoidal import sinusoids
 from hf_posenc.schemes.t5 import bucket
-from hf_posenc.sites import FollowingRotation, Geometry
 
 
 def geometry(**changes) -> Geometry:

@@ -14,7 +14,6 @@ from hf_posenc import (
     PosencError,
     UnsupportedModel,
     check_model,
-    describe,
     is_patched,
     load,
     new_rows,
@@ -22,12 +21,13 @@ from hf_posenc import (
     save,
     unpatch_model,
 )
+from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.evaluation import Options, evaluate, tokenized
-from hf_posenc.evaluation.embeddings import Pooled, embedder_of
-from hf_posenc.evaluation.haystacks import Haystacks
-from hf_posenc.evaluation.lemb import evaluate_lemb, measured, planned_lemb, task_names
-from hf_posenc.export import describe_checkpoint, patch_checkpoint
-from hf_posenc.sentence import is_embedder
+from hf_posenc.evaluation.measures.embeddings import Pooled, embedder_of
+from hf_posenc.evaluation.measures.haystacks import Haystacks
+from hf_posenc.evaluation.suites.lemb import evaluate_lemb, measured, planned_lemb, task_names
+from hf_posenc.patching import describe
+from hf_posenc.patching.embedders import is_embedder
 
 st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed: an extra, 'embed'")
 from sentence_transformers import SentenceTransformer  # noqa: E402

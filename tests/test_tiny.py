@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_posenc import PosencError, patch_model, unpatch_model
-from hf_posenc.evaluation import Reading, Retrieval, Row, perplexity, retrieval, tokenized
+from hf_posenc.evaluation import Reading, Retrieval, Row, tokenized
+from hf_posenc.evaluation.measures import perplexity, retrieval
 from hf_posenc.models import NAMES, model_path
 from hf_posenc.training.stdlib import stdlib_texts
 

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_posenc.evaluation.needles import OPENING, PASSKEY, PASSKEY_QUESTION, WORDS, filler, haystack
-from hf_posenc.evaluation.retrieval import hit
+from hf_posenc.evaluation.measures.needles import OPENING, PASSKEY, PASSKEY_QUESTION, WORDS, filler, haystack
+from hf_posenc.evaluation.measures.retrieval import hit
 from hf_posenc.training.retrieval import END, ROWS, hidden, pairs_row, passkey_row, repeats_row
 
 TEXT = "Returns the value of the counter, or raises; see below. " * 400

@@ -1,13 +1,15 @@
 """How far a model can really read: perplexity, retrieval and the price in the short, for every scheme alike."""
 
-from .compare import Entry, Standing, compare, parsed_schemes, standings
-from .losses import token_losses
-from .needles import Retrieval
-from .perplexity import PROTOCOLS, Reading, loss_by_position, perplexity
-from .retrieval import retrieval
-from .rows import Row
-from .runs import TASKS, Options, evaluate
-from .texts import Document, parsed_length, parsed_lengths, read_documents, tokenized
+from .measures.losses import token_losses
+from .measures.needles import Retrieval
+from .measures.perplexity import PROTOCOLS, Reading, loss_by_position, perplexity
+from .measures.retrieval import retrieval
+from .measures.rows import Row
+from .measures.texts import Document, parsed_length, parsed_lengths, read_documents, tokenized
+from .runs.entries import Entry, parsed_schemes
+from .runs.evaluate import evaluate
+from .runs.options import TASKS, Options
+from .runs.standings import Standing, standings
 
 __all__ = [
     "PROTOCOLS",

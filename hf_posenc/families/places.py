@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..registry import UnsupportedModel
+from ..errors import UnsupportedModel
 from .base import FAMILIES, REFUSED, Family
 from .finding import (
     Site,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..registry import UnsupportedModel
+from ..errors import UnsupportedModel
 from .base import IMAGE_FAMILIES, ImageFamily
 from .finding import Site, attention_layers, module_at
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..precision import Fp32Buffers
-from ..sites import Effect, Geometry
+from ..core.effects import Effect, Geometry
+from ..core.precision import Fp32Buffers
 from .base import Scheme, register
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..grids import coordinates
-from ..precision import Fp32Buffers
-from ..registry import UnsupportedCell
-from ..sites import Effect, Geometry, ImageEffect
-from ..tables import held
+from ..core.axes import coordinates
+from ..core.effects import Effect, Geometry, ImageEffect
+from ..core.precision import Fp32Buffers
+from ..core.tables import held
+from ..errors import UnsupportedCell
 from .base import Scheme, register
 from .frequencies import default_frequencies
 

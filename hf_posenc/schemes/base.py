@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from ..registry import PosencError, Registry, UnsupportedCell, suggestion
-from ..sites import Effect, Geometry, ImageEffect, Span, finite, span
+from ..core.effects import Effect, Geometry, ImageEffect, Span, finite, span
+from ..errors import PosencError, UnsupportedCell, suggestion
+from ..registry import Registry
 
 S = TypeVar("S", bound="type[Scheme]")
 

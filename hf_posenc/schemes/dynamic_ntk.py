@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sites import Effect, FollowingRotation, Geometry, Span, span
+from ..core.effects import Effect, FollowingRotation, Geometry, Span, span
 from .base import register
 from .frequencies import base_frequencies, ntk_weights, refuse_degenerate
 from .rotary import RotaryScheme

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..sites import Effect, Geometry, ImageEffect
-from ..tables import ComputedTable, held
+from ..core.effects import Effect, Geometry, ImageEffect
+from ..core.tables import ComputedTable, held
 from .base import Scheme, register
 from .sinusoidal import LAYOUTS, GridSinusoids, axis_sinusoids, log_frequencies, refuse_odd
 

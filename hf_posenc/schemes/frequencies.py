@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..registry import PosencError, UnsupportedCell
-from ..sites import Geometry
+from ..core.effects import Geometry
+from ..errors import PosencError, UnsupportedCell
 
 Frequencies = tuple[float, ...]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..registry import PosencError, UnsupportedCell
-from ..sites import Effect, Geometry, ImageEffect, OwnGrid
-from ..tables import LearnedTable
+from ..core.effects import Effect, Geometry, ImageEffect, OwnGrid
+from ..core.tables import LearnedTable
+from ..errors import PosencError, UnsupportedCell
 from .base import Scheme, register
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..sites import Geometry
+from ..core.effects import Geometry
 from .base import register
 from .frequencies import linear_frequencies
 from .rotary import RescaledRope

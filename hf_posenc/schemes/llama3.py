@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..registry import PosencError
-from ..sites import Geometry
+from ..core.effects import Geometry
+from ..errors import PosencError
 from .base import register
 from .frequencies import llama3_frequencies
 from .rotary import RescaledRope

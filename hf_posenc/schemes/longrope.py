@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..registry import PosencError
-from ..sites import Effect, FollowingRotation, Geometry, Rotation, finite
+from ..core.effects import Effect, FollowingRotation, Geometry, Rotation, finite
+from ..errors import PosencError
 from .base import register
 from .frequencies import (
     base_frequencies,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sites import Effect, Geometry, ImageEffect
+from ..core.effects import Effect, Geometry, ImageEffect
 from .base import Scheme, register
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..registry import PosencError
-from ..sites import Effect, Geometry
+from ..core.effects import Effect, Geometry
+from ..errors import PosencError
 from .base import register
 from .frequencies import covering_alpha, ntk_frequencies, ntk_theta, present_frequencies, refuse_degenerate
 from .rotary import RescaledRope

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..patterns import Pattern
-from ..registry import PosencError, UnsupportedCell
-from ..sites import Effect, Geometry, LateRotation, OwnTable, Rotation
+from ..core.effects import Effect, Geometry, LateRotation, OwnTable, Rotation
+from ..core.patterns import Pattern
+from ..errors import PosencError, UnsupportedCell
 from .base import Scheme
 from .frequencies import base_frequencies
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..patterns import Banded, Far, Pattern
-from ..registry import PosencError
-from ..sites import Geometry
+from ..core.effects import Geometry
+from ..core.patterns import Banded, Far, Pattern
+from ..errors import PosencError
 from .base import register
 from .pattern import TwoPositionScheme
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sites import Effect, Geometry, Rotation
+from ..core.effects import Effect, Geometry, Rotation
 from .base import register
 from .frequencies import default_frequencies, rotary_dim
 from .rotary import RotaryScheme

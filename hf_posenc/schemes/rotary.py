@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..sites import Effect, Geometry, Rotation, Span
+from ..core.effects import Effect, Geometry, Rotation, Span
 from .base import Scheme
 from .frequencies import base_frequencies, default_frequencies
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..registry import PosencError
-from ..sites import Effect, Geometry
+from ..core.effects import Effect, Geometry
+from ..errors import PosencError
 from .base import Scheme, register
 
 

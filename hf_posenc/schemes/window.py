@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..patterns import Banded, Pattern, Scattered
-from ..sites import Geometry
+from ..core.effects import Geometry
+from ..core.patterns import Banded, Pattern, Scattered
 from .base import register
 from .pattern import VisibleScheme
 

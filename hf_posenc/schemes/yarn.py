@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..registry import PosencError
-from ..sites import Effect, Geometry
+from ..core.effects import Effect, Geometry
+from ..errors import PosencError
 from .base import register
 from .frequencies import refuse_degenerate, yarn_attention_factor, yarn_frequencies
 from .rotary import RescaledRope

@@ -11,9 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.measures.rows import Row
 from ..evaluation.report.markdown import table
 from ..evaluation.report.views import figure
-from ..evaluation.rows import Row
 from .settings import Settings
 
 PACKAGES = ("hf-posenc", "torch", "transformers", "peft", "accelerate")

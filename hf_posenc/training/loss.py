@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..registry import PosencError
+from ..errors import PosencError
 from .rows import IGNORED
 
 CHUNK = 256

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..registry import PosencError
+from ..errors import PosencError
 
 FILE = "manifest.json"
 NAME = re.compile(r"checkpoint-(\d+)")

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..evaluation.embeddings import Pooled, embedding_retrieval
-from ..evaluation.estimates import mean_and_error
-from ..evaluation.haystacks import Haystacks
-from ..evaluation.needles import Retrieval
-from ..evaluation.perplexity import Reading, perplexity, rows_together
-from ..evaluation.retrieval import retrieval
-from ..evaluation.rows import Row
-from ..evaluation.texts import Document, bos_of, spread_windows, tokenized, window_ids
+from ..errors import PosencError
+from ..evaluation.measures.embeddings import Pooled, embedding_retrieval
+from ..evaluation.measures.estimates import mean_and_error
+from ..evaluation.measures.haystacks import Haystacks
+from ..evaluation.measures.needles import Retrieval
+from ..evaluation.measures.perplexity import Reading, perplexity, rows_together
+from ..evaluation.measures.retrieval import retrieval
+from ..evaluation.measures.rows import Row
+from ..evaluation.measures.texts import Document, bos_of, spread_windows, tokenized, window_ids
 from ..families import places
-from ..measure import own_length
-from ..patch import is_patched
-from ..registry import PosencError
+from ..patching.measure import own_length
+from ..patching.patch import is_patched
 from .rows import IGNORED
 from .settings import MeasureSettings
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..evaluation.needles import (
+from ..evaluation.measures.needles import (
     FILLER,
     KEY_QUESTION,
     LARGEST_KEY,
@@ -23,7 +23,7 @@ from ..evaluation.needles import (
     fitted,
     haystack,
 )
-from ..evaluation.retrieval import continuation
+from ..evaluation.measures.retrieval import continuation
 
 Row = tuple[list[int], list[bool]]
 """Tokens, and which of them are answers."""

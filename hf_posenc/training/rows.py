@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from ..registry import PosencError
+from ..errors import PosencError
 from .settings import DataSettings
 
 IGNORED = -100

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from ..registry import PosencError, suggestion
+from ..errors import PosencError, suggestion
 from ..schemes import SCHEMES
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import Trainer
 
-from ..patch import set_rendering
-from ..positions import PREFIX, Call
-from ..registry import PosencError
+from ..errors import PosencError
+from ..patching.patch import set_rendering
+from ..runtime.positions import PREFIX, Call
 from .loss import shifted
 from .settings import Settings
 

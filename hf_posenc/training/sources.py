@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..registry import PosencError, suggestion
+from ..errors import PosencError, suggestion
 from .settings import DataSettings
 from .stdlib import stdlib_texts
 

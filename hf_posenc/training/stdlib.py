@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from ..registry import PosencError
+from ..errors import PosencError
 
 HELD_OUT = 25
 """One text in so many is never trained on."""

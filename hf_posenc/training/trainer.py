@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..registry import PosencError
-from ..sidecar import write_record
+from ..errors import PosencError
+from ..patching.sidecar import write_record
 from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ..core.tables import LearnedTable
+from ..errors import PosencError
 from ..families import Places, places
-from ..growth import new_rows
-from ..registry import PosencError
-from ..tables import LearnedTable
+from ..patching.growth import new_rows
 from .settings import TuneSettings
 
 TASKS = {"causal": "CAUSAL_LM"}

@@ -16,7 +16,7 @@ from queue import Empty, Queue
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-TABLE = HERE.parent.parent / "hf_posenc" / "verified.json"
+TABLE = HERE.parent.parent / "hf_posenc" / "families" / "verified.json"
 LIMIT = 150
 """Seconds for one model type: one that hangs must not stop the sweep."""
 

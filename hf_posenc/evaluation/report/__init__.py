@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...registry import PosencError
-from ..rows import Row
+from ...errors import PosencError
+from ..measures.rows import Row
 from .markdown import markdown
 from .page import page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..rows import Row
+from ..measures.rows import Row
 from .explanations import ERRORS, task_title
 from .provenance import about_items, made
 from .views import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..rows import Row
+from ..measures.rows import Row
 from .curves import line_chart
 from .drawing import SHAPES
 from .explanations import ERRORS, task_title

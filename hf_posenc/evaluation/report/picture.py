@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..rows import Row
+from ..measures.rows import Row
 from .curves import domain, off_scale
 from .explanations import task_title
 from .views import (

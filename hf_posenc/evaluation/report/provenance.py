@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..rows import Row
+from ..measures.rows import Row
 from .explanations import PROTOCOLS, TASKS, task_title
 from .views import span
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..rows import Row
+from ..measures.rows import Row
 from .drawing import FOCUSABLE, Scale, digits, line, mark, svg, text, ticks, told
 from .views import Grid, figure, length_label, with_error
 

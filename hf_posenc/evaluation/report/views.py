@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..rows import Row
+from ..measures.rows import Row
 
 UNPATCHED = "unpatched"
 LOSSES = ("loss", "perplexity")

@@ -1,0 +1,1 @@
+"""Patched models on disk: written, loaded, or refused."""

@@ -1,0 +1,78 @@
+"""PEFT adapters on patched models: loaded onto the positions that they were trained with, or refused."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+
+from ..errors import PosencError
+from ..families import image_places, places
+from ..patching.describe import record_of
+from ..patching.patch import is_patched
+from ..patching.records import Record
+from ..patching.sidecar import FILE
+from .files import find, read_json
+from .restore import apply_record
+
+TASKS = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+}
+"""What an adapter's task says of the class of its base model."""
+
+
+def load_adapter(
+    path: str, load_base: Callable[..., PreTrainedModel], base: Any, hub: dict[str, Any], **kwargs: Any
+) -> Any:
+    """The adapter at `path` on its base model, which is loaded and patched first."""
+    adapter = read_json(str(find(path, "adapter_config.json", hub)))
+    file = find(path, FILE, hub)
+    record = Record.from_dict(read_json(file)) if file is not None else None
+    if find(path, "adapter_model.safetensors", hub) is None:
+        raise PosencError(f"{path} holds no adapter_model.safetensors. Pickled weights are not loaded.")
+    trainable = kwargs.pop("is_trainable", False)
+    if isinstance(base, PreTrainedModel):
+        model = base
+    else:
+        name = os.fspath(base) if base is not None else adapter.get("base_model_name_or_path")
+        if not name or not isinstance(name, str):
+            raise PosencError(f"{path} does not say what its base model is ({name!r}): pass base=.")
+        if kwargs.get("model_class") is None and adapter.get("task_type") in TASKS:
+            kwargs["model_class"] = getattr(transformers, TASKS[adapter["task_type"]])
+        of_adapter = ("revision", "subfolder")
+        model = load_base(name, **{k: v for k, v in kwargs.items() if k not in of_adapter})
+        if record is not None and not is_patched(model):
+            apply_record(model, record)
+    refuse_other_positions(model, record, path)
+    from peft import PeftModel  # takes seconds, and only adapters need it
+
+    return PeftModel.from_pretrained(model, path, is_trainable=trainable, **hub)
+
+
+def refuse_other_positions(model: PreTrainedModel, record: Record | None, path: str) -> None:
+    live = record_of(image_places(model) or places(model)) if is_patched(model) else None
+    if record is None:
+        if live is not None:
+            warnings.warn(
+                f"The adapter in {path} does not say which positions it was trained with; it is taken to fit the "
+                f"{live.scheme.name!r} of its base model.",
+                stacklevel=5,
+            )
+        return
+    if live is None:
+        raise PosencError(
+            f"The adapter in {path} was trained with {record.scheme.name!r} positions, and this base model is not "
+            f"patched. Patch it first, or let load do it: load({path!r})."
+        )
+    if live != record:
+        raise PosencError(
+            f"The adapter in {path} was trained with {record.scheme.name!r} {record.scheme.options()}, and this base "
+            f"model is patched with {live.scheme.name!r} {live.scheme.options()}."
+        )

@@ -1,0 +1,41 @@
+"""Reading the small files of a checkpoint, with errors that say what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from transformers.utils.hub import cached_file
+
+from ..errors import PosencError
+
+HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "subfolder", "proxies")
+"""Arguments of `from_pretrained` that say where files come from."""
+
+
+def find(path: str, name: str, hub: dict[str, Any]) -> str | None:
+    """Where a file of a checkpoint lies, in a directory or on a hub; None if the checkpoint has no such file."""
+    if os.path.isdir(path):
+        found = os.path.join(path, hub.get("subfolder") or "", name)
+        return found if os.path.isfile(found) else None
+    if os.path.exists(path) or path.startswith((".", "/", "~")):
+        raise PosencError(f"{path} is not a directory. A checkpoint is a directory with a config.json in it.")
+    try:
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False, **hub)
+    except (OSError, ValueError) as error:
+        raise PosencError(
+            f"{path!r} is neither a directory nor a model that can be reached on a hub: {error}"
+        ) from None
+
+
+def read_json(file: str) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            data = json.load(stream)
+    except (OSError, ValueError, RecursionError) as error:
+        raise PosencError(f"{file} cannot be read: {error}. It is damaged, or not what its name says.") from None
+    if not isinstance(data, dict):
+        raise PosencError(f"{file} should hold a JSON object and holds {type(data).__name__}.")
+    return data

@@ -1,0 +1,217 @@
+"""Checkpoints patched and described on disk, without a model in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import PosencError, suggestion
+from ..families import Places, Stack, image_family, image_places, places
+from ..patching.describe import Description, describe
+from ..patching.image_checks import ImageDescription
+from ..patching.measure import measure, own_length
+from ..patching.patch import EXISTING
+from ..patching.plan import plan
+from ..patching.plan_images import plan_images
+from ..patching.records import Record
+from ..patching.sidecar import FILE
+from ..runtime.rotary import built
+from ..schemes import Scheme, scheme_from
+from .embedders import copy_modules
+from .files import find, read_json
+from .restore import refuse_other_geometry, refuse_other_images, restore
+from .save_load import INDEX, WEIGHTS, model_class_of, reset_length, unpatched_config, weight_files
+from .staging import staged
+
+
+def patch_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    scheme: str | Scheme,
+    *,
+    existing: str | None = None,
+    layer_types: Sequence[str] | str | None = None,
+    **options: Any,
+) -> Description | ImageDescription:
+    """Write a patched copy of the checkpoint in directory `source`, and tell what it does.
+
+    Where the scheme lives in the config no weights are read; else only the shard that holds the position table is
+    in memory, and the rest is copied file by file. Tokenizer files come along with their length updated.
+    """
+    chosen = scheme_from(scheme, options)
+    if existing is not None and existing not in EXISTING:
+        raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
+    origin = os.fspath(source)
+    if not os.path.isdir(origin):
+        raise PosencError(f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk.")
+    raw = _config_of(origin)
+    if image_family(str(raw.get("model_type"))) is not None:
+        raise PosencError(
+            f"{origin} is a model of images, which are not patched on disk: load it, patch_model it, and save it with "
+            "hf_posenc.save."
+        )
+    model, where = _skeleton(raw)
+    files = weight_files(origin, {})
+    keys = _table_keys(where, files)
+    if keys and "posenc" in raw:
+        raise PosencError(f"{origin} is patched already and its own table is gone: patch the original checkpoint.")
+    for stack, key in keys:
+        with safe_open(files[key], framework="pt") as stored:
+            stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
+    journal = plan(where, chosen, measure(where, chosen, existing, layer_types))
+    journal.apply()
+    tensors = _own_parameters(model, files)
+    for stack, key in keys:
+        tensors[key] = stack.table.module.state_dict()["weight"]  # type: ignore[union-attr]
+    with staged(target) as folder:
+        _copy_small_files(Path(origin), folder, own_length(where))
+        copy_modules(Path(origin), folder, _told(chosen, where))
+        where.model.config.save_pretrained(folder)
+        _write_weights(Path(origin), folder, files, tensors)
+    return describe(model)
+
+
+def _told(scheme: Scheme, where: Places) -> int | None:
+    """The length that a scheme was told to reach, if it was."""
+    return own_length(where) if scheme.target_length is not None or scheme.factor is not None else None
+
+
+def describe_checkpoint(
+    path: str | os.PathLike[str], **hub: Any
+) -> tuple[Description | ImageDescription, dict[str, Any] | None]:
+    """What the model at `path` would do, without its weights; and, for an adapter, the adapter's own config."""
+    where = os.fspath(path)
+    adapter = find(where, "adapter_config.json", hub)
+    if adapter is None:
+        return describe(_described(_config_of(where, hub))), None
+    settings, file = read_json(adapter), find(where, FILE, hub)
+    base = settings.get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
+        raise PosencError(f"{where} does not say what its base model is ({base!r}).")
+    raw = _config_of(base, {})
+    record = Record.from_dict(read_json(file)) if file is not None else None
+    if "posenc" in raw and record is not None and record != Record.from_dict(raw["posenc"]):
+        raise PosencError(
+            f"The adapter in {where} was trained with {record.scheme.name!r}, and its base is patched otherwise."
+        )
+    if record is None or "posenc" in raw:
+        return describe(_described(raw)), settings
+    if image_family(str(raw.get("model_type"))) is not None:
+        model = _hollow(raw)
+        images = image_places(model)
+        assert images is not None
+        refuse_other_images(images, record)
+        plan_images(images, record.scheme, record.geometry).apply()
+        return describe(model), settings
+    model, places_ = _skeleton(raw)
+    refuse_other_geometry(places_, record)
+    plan(places_, record.scheme, record.geometries).apply()
+    return describe(model), settings
+
+
+def _described(raw: dict[str, Any]) -> PreTrainedModel:
+    images = image_family(str(raw.get("model_type"))) is not None
+    model = _hollow(raw) if images else _skeleton(raw)[0]
+    if "posenc" in raw:
+        restore(model, Record.from_dict(raw["posenc"]), raw)
+    return model
+
+
+def _config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
+    file = find(path, "config.json", hub or {})
+    if file is None:
+        raise PosencError(f"{path} holds no config.json: it is not a checkpoint of a model.")
+    return read_json(file)
+
+
+def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
+    """The model of a config, before any patch, with shapes but without weights."""
+    model = _hollow(raw)
+    where = places(model)
+    dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
+    for stack in where.stacks:
+        for site in stack.rotaries:  # frequencies are not weights: they come from the config
+            setattr(site.owner, site.name, built(site.module, stack.config))
+        embedding = stack.root.get_input_embeddings()
+        embedding.weight = nn.Parameter(torch.empty(0, embedding.embedding_dim, dtype=dtype))
+        if stack.table is not None:
+            table = stack.table.module
+            table.weight = nn.Parameter(torch.empty(table.weight.shape, dtype=dtype))
+    return model, where
+
+
+def _hollow(raw: dict[str, Any]) -> PreTrainedModel:
+    """As `_skeleton`, with nothing in memory at all."""
+    record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
+    config, _ = unpatched_config(raw, record)
+    cls = model_class_of(raw, None)
+    with torch.device("meta"):
+        model: PreTrainedModel = cls(config)
+    if record is not None:
+        reset_length(model.config, record)
+    return model
+
+
+def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]:
+    """The position tables and their names in the files: with the prefix of the base model or without."""
+    found = []
+    for stack in where.stacks if where.has_table else []:
+        tail = ".".join(filter(None, (stack.name, stack.family.table, "weight")))
+        key = next((k for k in files if k == tail or k.endswith("." + tail)), None)
+        if key is None:
+            raise PosencError(f"The checkpoint holds no {tail!r}: it is not whole, or of another family.")
+        found.append((stack, key))
+    return found
+
+
+def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, Tensor]:
+    """The parameters that the scheme brings, named as the files name their base model."""
+    prefix = model.base_model_prefix + "."
+    prefixed = any(key.startswith(prefix) for key in files)
+    named = {name: p.detach() for name, p in model.named_parameters() if "posenc_" in name}
+    return {name if prefixed else name.removeprefix(prefix): p for name, p in named.items()}
+
+
+def _copy_small_files(source: Path, folder: Path, length: int | None) -> None:
+    for file in source.iterdir():
+        weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == INDEX
+        if file.is_file() and not weights and file.name != "config.json":
+            shutil.copy2(file, folder / file.name)
+    tokenizer = folder / "tokenizer_config.json"
+    if tokenizer.exists() and length is not None:
+        settings = read_json(str(tokenizer))
+        settings["model_max_length"] = length
+        tokenizer.unlink()
+        tokenizer.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_weights(source: Path, folder: Path, files: dict[str, str], changed: dict[str, Tensor]) -> None:
+    """Copy the shards, rewriting only those that hold a changed tensor; a new one goes to the last."""
+    last = max(files.values())
+    homes = {key: files.get(key, last) for key in changed}
+    for file in sorted(set(files.values())):
+        here = {key: tensor.contiguous() for key, tensor in changed.items() if homes[key] == file}
+        stale = [key for key, home in files.items() if home == file and "posenc_" in key and key not in here]
+        if not here and not stale:
+            shutil.copy2(file, folder / os.path.basename(file))
+            continue
+        with safe_open(file, framework="pt") as stored:
+            kept = {key: stored.get_tensor(key) for key in stored.keys() if key not in (*here, *stale)}  # noqa: SIM118
+            save_file({**kept, **here}, folder / os.path.basename(file), metadata=stored.metadata())
+    if (source / INDEX).exists():
+        index = read_json(str(source / INDEX))
+        index["weight_map"] = {k: v for k, v in index["weight_map"].items() if "posenc_" not in k}
+        index["weight_map"].update({key: os.path.basename(home) for key, home in homes.items()})
+        index.get("metadata", {}).pop("total_size", None)
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    assert (folder / WEIGHTS).exists() or (folder / INDEX).exists()

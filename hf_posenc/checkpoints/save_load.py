@@ -1,0 +1,317 @@
+"""`save` and `load`: a patched checkpoint comes back exactly, or not at all."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+from ..errors import PosencError
+from ..families import FAMILIES, Family, image_places, places
+from ..models import model_path
+from ..patching.describe import check_model
+from ..patching.embedders import inner_model
+from ..patching.grades import is_sealed
+from ..patching.measure import own_length
+from ..patching.patch import is_patched, refuse_unpatchable
+from ..patching.plan_images import stored_side
+from ..patching.records import Record, text_section, vision_section
+from ..patching.sidecar import write_record
+from ..runtime.positions import SEAL
+from ..runtime.rotary import hushed
+from .adapters import load_adapter
+from .embedders import around, holds_embedder
+from .files import HUB, find, read_json
+from .portable import write_portable
+from .restore import restore
+from .staging import staged
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **kwargs: Any) -> None:
+    """Write a model, a SentenceTransformer or the adapters of a PEFT model, so that `load` gives it back.
+
+    The directory appears whole, in place of an older one. `portable` adds a module of a few lines through which
+    `from_pretrained(..., trust_remote_code=True)` loads a sealed model wherever this package is installed. `kwargs`
+    go to `save_pretrained`.
+    """
+    adapted = hasattr(model, "get_base_model")  # asked so, since importing peft takes seconds
+    base = inner_model(model.get_base_model() if adapted else model)
+    if not isinstance(base, PreTrainedModel):
+        raise PosencError(
+            f"save takes a transformers model, a SentenceTransformer or a PeftModel, got {type(model).__qualname__}."
+        )
+    record = getattr(base.config, "posenc", None)
+    if not adapted and is_patched(base):
+        check_model(base)
+    if not kwargs.get("is_main_process", True):  # takes part in gathering the weights, and writes nothing
+        model.save_pretrained(path, **kwargs)
+        return
+    with staged(path) as folder, warnings.catch_warnings(), hushed():
+        if adapted:  # of adapters that do not carry their scheme by themselves; these do
+            warnings.filterwarnings("ignore", message="If this saves a PEFT")
+        model.save_pretrained(folder, **kwargs)
+        if adapted and record is not None:
+            for config in folder.glob("**/adapter_config.json"):
+                write_record(config.parent, record)
+        if portable and not adapted:
+            write_portable(folder, base)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str] | PreTrainedModel | None = None,
+    model_class: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """The model at `path` with the positions that it was saved with; raises if that cannot be had.
+
+    `path` is a directory or a hub name, of a model, of a SentenceTransformer or of a PEFT adapter (then `base` may
+    name another place of its base model, or be that model, patched alike). `model_class` is a transformers class other
+    than the one that was saved, without a SentenceTransformer around it. `kwargs` go to `from_pretrained`.
+    """
+    where = model_path(os.fspath(path))
+    hub = {key: kwargs[key] for key in HUB if key in kwargs}
+    if find(where, "adapter_config.json", hub) is not None:
+        return load_adapter(where, load, base, hub, model_class=model_class, **kwargs)
+    if base is not None:
+        raise PosencError(f"base= is for adapters, and {where} holds no adapter_config.json.")
+    file = find(where, "config.json", hub)
+    if file is None:
+        raise PosencError(f"{where} holds neither config.json nor adapter_config.json: it is not a checkpoint.")
+    inner = _load_model(where, file, model_class, hub, kwargs)
+    return inner if model_class is not None or not holds_embedder(where, hub) else around(inner, where, hub)
+
+
+def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kwargs: Any) -> PreTrainedModel:
+    raw = read_json(file)
+    if "posenc" not in raw:
+        if raw.get("attn_implementation") == SEAL:
+            raise PosencError(
+                f"{file} is sealed and has lost its 'posenc' record: how it knew positions is not known."
+            )
+        return _loaded(where, model_class_of(raw, model_class), raw, kwargs)
+    return _load_patched(where, raw, model_class, hub, kwargs)
+
+
+def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[str, Any], kwargs: Any) -> Any:
+    record = Record.from_dict(raw["posenc"])
+    kernel = kwargs.get("attn_implementation")
+    if raw.get("attn_implementation") == SEAL and kernel not in (None, "sdpa", "eager"):
+        raise PosencError(
+            f"{where} works inside attention, through the 'sdpa' and 'eager' kernels, not {kernel!r}: name one of "
+            "them, or none."
+        )
+    config, rest = unpatched_config(raw, record, **kwargs)
+    model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, "config": config})
+    refuse_unpatchable(model)
+    reset_length(model.config, record)
+    restore(model, record, raw)
+    _load_parameters(model, where, hub)
+    check_model(model)
+    return model
+
+
+def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -> PreTrainedModel:
+    """`from_pretrained`, with every weight accounted for."""
+    weight_files(where, {key: kwargs[key] for key in HUB if key in kwargs})  # there, whole and no pickle
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # its report of unexpected keys would name our parameters
+    asked = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model, report = cls.from_pretrained(where, **{**kwargs, **asked})
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError) as error:
+        raise PosencError(f"{where} cannot be loaded: {error}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in report.get("mismatched_keys", ())]
+    if mismatched:
+        raise PosencError(f"Weights in {where} have other shapes than its config says: {', '.join(mismatched[:5])}.")
+    same_class = raw.get("architectures") == [type(model).__name__]
+    prefix = model.base_model_prefix + "."
+    missing = sorted(report.get("missing_keys", ()))
+    # A BERT saved without its pooler is whole; transformers makes a new one for the heads that want it.
+    lost = [key for key in missing if "pooler" not in key and (same_class or key.startswith(prefix))]
+    if lost:
+        raise PosencError(f"{where} lacks {len(lost)} weights ({', '.join(lost[:5])}): the checkpoint is not whole.")
+    left = sorted(k for k in report.get("unexpected_keys", ()) if "posenc_" not in k)
+    if missing or left:
+        warnings.warn(
+            f"{type(model).__name__} was loaded with {len(missing)} weights newly made ({', '.join(missing[:5])}) and "
+            f"{len(left)} of the checkpoint's left out ({', '.join(left[:5])}).",
+            stacklevel=5,
+        )
+    return model
+
+
+def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
+    values = PreTrainedConfig._decode_special_floats(copy.deepcopy(raw))  # infinity, as transformers writes it
+    for key in ("posenc", "attn_implementation", "auto_map"):
+        values.pop(key, None)
+    kind = values.pop("model_type", None)
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise PosencError(f"config.json names the model type {kind!r}, which this transformers does not know.")
+    cls = CONFIG_MAPPING[kind]
+    images = record is not None and bool(record.geometry.grid)
+    if record is not None and images:
+        _put_stored_size(vision_section(values, kind), record, kwargs)
+    elif record is not None:
+        _put_back(text_section(values), cls, record, kwargs)
+    try:
+        config, rest = cls.from_dict(values, return_unused_kwargs=True, **kwargs)
+    except Exception as error:  # whatever a hand-edited config makes transformers stumble over
+        raise PosencError(f"config.json does not make a {kind!r} config: {error}") from None
+    family = next((f for f in FAMILIES.values() if kind in f.model_types), None)
+    if record is not None and not images and family is not None and family.table:
+        setattr(config, family.length, _stored_length(family, config, record))
+    return config, rest
+
+
+def _put_back(section: dict[str, Any], cls: Any, record: Record, kwargs: dict[str, Any]) -> None:
+    """Write the values that a patch replaced into the section of a config that they were in."""
+    own = {key: cls.attribute_map.get(key, key) for key in record.original}
+    given = sorted({*own, *own.values(), "rope_parameters", "rope_scaling"} & set(kwargs))
+    if given:
+        raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
+    if "rope_parameters" in section and "rope_parameters" not in record.original:
+        raise PosencError("The original of the posenc record lacks rope_parameters: it is damaged.")
+    for key, value in record.original.items():
+        section[own[key]] = copy.deepcopy(value)
+
+
+def _put_stored_size(section: dict[str, Any], record: Record, kwargs: dict[str, Any]) -> None:
+    """Let the section of a config that speaks of images say what the weights in a checkpoint were made for."""
+    given = sorted(set(record.original) & set(kwargs))
+    if given:
+        raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
+    if record.scheme.on_images(record.geometry).sealed:
+        height, width = (stored_side(record.geometry) * side for side in record.geometry.patch)
+        section["image_size"] = height if height == width else [height, width]
+
+
+def _stored_length(family: Family, config: Any, record: Record) -> int:
+    """What the weights in a checkpoint were made for: a sealed table has one row, another one as many as promised."""
+    effects = record.effects().values()
+    sealed = any(is_sealed(effect, family) for effect in effects)
+    rows = record.scheme.span(record.geometry).target + sealed
+    if sealed and all(effect.table is None for effect in effects):
+        rows = 1
+    return rows + (family.offset(config) if family.counted else 0)
+
+
+def reset_length(config: Any, record: Record) -> None:
+    """Let the config of a model just loaded say what it said before the patch."""
+    part = getattr(config, "vision_config", config) if record.geometry.grid else config.get_text_config()
+    for key, value in record.original.items():
+        if key != "rope_parameters":
+            setattr(part, key, copy.deepcopy(value))
+
+
+def _load_parameters(model: PreTrainedModel, where: str, hub: dict[str, Any]) -> None:
+    """The parameters that the scheme itself brought, which transformers does not know of."""
+    wanted = {name: p for name, p in model.named_parameters() if "posenc_" in name}
+    if not wanted:
+        return
+    files = weight_files(where, hub)
+    for name, parameter in wanted.items():
+        key = _stored_name(name, files)
+        if key is None:
+            raise PosencError(f"{where} lacks {name!r}, which its scheme needs: the checkpoint is not whole.")
+        with safe_open(files[key], framework="pt") as stored:
+            tensor = stored.get_tensor(key)
+        if tensor.shape != parameter.shape:
+            raise PosencError(f"{name!r} in {where} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}.")
+        with torch.no_grad():
+            parameter.copy_(tensor)
+
+
+def _stored_name(name: str, files: dict[str, str]) -> str | None:
+    """A parameter's name in the files, which may lack the prefix of the base model, or have one more."""
+    tail = name[name.index("posenc_") :]
+    fitting = [k for k in files if k == tail or k.endswith("." + tail)]
+    # An encoder and a decoder each have one: the name that agrees furthest from its end is meant.
+    parts = name.split(".")[::-1]
+    shared = {k: [a == b for a, b in zip(k.split(".")[::-1], parts, strict=False)] for k in fitting}
+    return max(fitting, key=lambda k: (shared[k] + [False]).index(False), default=None)
+
+
+def weight_files(where: str, hub: dict[str, Any]) -> dict[str, str]:
+    """Every tensor of a checkpoint and the file that holds it."""
+    index = find(where, INDEX, hub)
+    if index is not None:
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
+            raise PosencError(f"{index} should map weights to files in 'weight_map', and does not.")
+        files = {shard: find(where, shard, hub) for shard in set(names.values())}
+        missing = [shard for shard, file in files.items() if file is None]
+        if missing:
+            raise PosencError(f"{where} lacks {', '.join(sorted(missing))}: the checkpoint is not whole.")
+        return {key: str(files[shard]) for key, shard in names.items()}
+    single = find(where, WEIGHTS, hub)
+    if single is None:
+        raise PosencError(f"{where} holds no {WEIGHTS}. Pickled weights are not loaded; convert them first.")
+    try:
+        with safe_open(single, framework="pt") as stored:
+            return dict.fromkeys(stored.keys(), single)
+    except (OSError, SafetensorError) as error:
+        raise PosencError(f"{single} cannot be read: {error}. It is damaged, or not what its name says.") from None
+
+
+def model_class_of(raw: dict[str, Any], given: Any) -> Any:
+    if given is not None:
+        return given
+    names = raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    cls = getattr(transformers, name, None) if isinstance(name, str) else None
+    kind = getattr(getattr(cls, "config_class", None), "model_type", None)
+    if cls is None or kind is None or kind != raw.get("model_type"):
+        raise PosencError(
+            f"config.json names the architecture {names!r}, which is no {raw.get('model_type')!r} model of this "
+            "transformers. Pass model_class=, for example transformers.AutoModelForCausalLM."
+        )
+    return cls
+
+
+def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
+    """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
+
+    The tokenizer comes along, with its length updated, where the adapter or its base has one.
+    """
+    adapted = load(adapter, **kwargs)
+    if not hasattr(adapted, "merge_and_unload"):
+        raise PosencError(f"{adapter} holds no adapter to merge.")
+    model: PreTrainedModel = adapted.merge_and_unload()
+    if not getattr(model.config, "tie_word_embeddings", True):  # models of images have nothing to tie
+        # PEFT unties a model whose embeddings were trained: what still shares memory would be saved once only.
+        seen: set[int] = set()
+        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+            if id(parameter) in seen:
+                owner, _, last = name.rpartition(".")
+                setattr(model.get_submodule(owner), last, torch.nn.Parameter(parameter.detach().clone()))
+            seen.add(id(parameter))
+    save(model, out)
+    tokenizer = tokenizer_of(os.fspath(adapter), adapted.peft_config["default"].base_model_name_or_path)
+    if tokenizer is not None:
+        if image_places(model) is None:
+            tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
+        tokenizer.save_pretrained(out)
+    return model
+
+
+def tokenizer_of(*paths: str | None) -> Any:
+    """The tokenizer at the first of these places that has one."""
+    for path in filter(None, paths):
+        try:
+            return AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError):  # a directory without one
+            continue
+    return None

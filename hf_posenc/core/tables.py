@@ -1,0 +1,160 @@
+"""Modules that give a vector per position: computed at any length, or learned up to a limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import PosencError
+from .precision import Fp32Buffers
+
+REACH = 2**18
+"""Positions that a table with a forward of its own can be asked for."""
+
+
+def held(values: Tensor, saved: bool = False, trained: bool = False) -> Tensor:
+    """Frequencies as a part of a module: made anew from the scheme, or saved with the model, or trained as well."""
+    return nn.Parameter(values, requires_grad=trained) if saved else nn.Buffer(values, persistent=False)
+
+
+class Reader:
+    """Tells which rows a family's own table would read, where its forward takes something else than positions.
+
+    That forward is run as it is, on a table of one column that holds the numbers of its rows.
+    """
+
+    def __init__(self, native: nn.Embedding):
+        self.native = native
+
+    def __call__(self, device: torch.device, *args: Any, **kwargs: Any) -> Tensor:
+        column = torch.arange(REACH, device=device, dtype=torch.float32)[:, None]
+        rows: Tensor = functional_call(self.native, {"weight": column}, args, kwargs)
+        return rows[..., 0].long()
+
+
+class Notes:
+    """The positions of the last pass. No part of a model's state: any two are alike."""
+
+    positions: Tensor | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Notes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Seated(nn.Module):
+    """A table in the place of a family's own one: asked as that was, for rows of which `offset` are no positions."""
+
+    offset: int = 0
+    reader: Reader | None = None
+    sealed: bool = False
+    """Whether checkpoints hold one row more than the config says, so that transformers alone refuses them."""
+    notes: Notes | None = None
+    """Where it writes down what it is asked for, if attention layers that are not told want to know."""
+
+    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
+        self.offset = offset
+        if type(native).forward is not nn.Embedding.forward and not isinstance(native, Seated):
+            self.reader = Reader(native)
+
+    def asked(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        if self.reader is not None:
+            rows = self.reader(device, *args, **kwargs)
+        else:
+            rows = args[0] if args else next(iter(kwargs.values()))
+        if self.notes is not None and not torch.compiler.is_compiling():
+            self.notes.positions = rows - self.offset
+        return rows
+
+
+class ComputedTable(Seated, Fp32Buffers):
+    """A position table that is computed, not stored, and so never ends.
+
+    It saves itself as the `weight` of an embedding of `rows` rows, which is what the family itself would load; where
+    the family has no such table, `rows` is None and nothing is saved.
+    """
+
+    follows_dtype = ("anchor",)
+    anchor: Tensor
+
+    def __init__(self, size: int, rows: int | None, like: Tensor):
+        super().__init__()
+        self.size, self.rows = size, rows
+        # Follows the model's dtype and device, and says which the vectors are wanted in.
+        self.anchor = nn.Buffer(torch.empty(0, dtype=like.dtype, device=like.device), persistent=False)
+
+    def vectors(self, positions: Tensor) -> Tensor:
+        """The vectors of these positions, in fp32."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> Tensor | None:
+        """What it saves itself as. Sharded saves look for everything by the name that it is saved under."""
+        if self.rows is None:
+            return None
+        rows = self.rows + self.offset + self.sealed
+        positions = torch.arange(rows, device=self.anchor.device) - self.offset
+        with torch.no_grad():
+            return self.vectors(positions).to(self.anchor.dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        rows = self.asked(self.anchor.device, args, kwargs)
+        return self.vectors(rows - self.offset).to(self.anchor.dtype)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (weight := self.weight) is not None:
+            destination[prefix + "weight"] = weight
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict.pop(prefix + "weight", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
+
+class ZeroTable(ComputedTable):
+    """No contribution from the input's position."""
+
+    def vectors(self, positions: Tensor) -> Tensor:
+        return torch.zeros((*positions.shape, self.size), device=positions.device)
+
+
+class LearnedTable(Seated, nn.Embedding):
+    """A trainable table that says where it ends instead of failing in an index."""
+
+    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
+        super().take_seat_of(native, offset)
+        if offset:  # the rows before position 0 are the family's own, for padding
+            kept = torch.cat([native.weight.detach()[:offset], self.weight.detach()])
+            self.weight = nn.Parameter(kept)
+            self.num_embeddings = len(kept)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.sealed:
+            weight = destination[prefix + "weight"]
+            destination[prefix + "weight"] = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        stored = state_dict.get(prefix + "weight")
+        if self.sealed and stored is not None and len(stored) == self.num_embeddings + 1:
+            state_dict[prefix + "weight"] = stored[:-1]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        rows = self.asked(self.weight.device, args, kwargs)
+        if not torch.compiler.is_compiling() and rows.numel():
+            last = int(rows.max())
+            if last >= self.num_embeddings:
+                raise PosencError(
+                    f"Position {last - self.offset} is past the end of this model's learned table, which holds "
+                    f"{self.num_embeddings - self.offset}. Patch it with a larger target_length, or with a scheme "
+                    "that has no end."
+                )
+        return nn.Embedding.forward(self, rows)

@@ -1,0 +1,250 @@
+"""Texts as vectors: by a SentenceTransformer as it is, or by the mean of a transformers model's last states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import PosencError
+from ...patching.describe import bare
+from ...patching.embedders import is_embedder
+from ...patching.lengths import reach
+from .estimates import mean_and_error
+from .haystacks import Haystacks, haystacks
+from .needles import fitted
+from .perplexity import Progress, chunks, rows_together
+from .retrieval import accuracy
+from .rows import Row
+from .texts import Document
+
+MEAN = "the mean of the last states"
+
+
+class Embedder(Protocol):
+    """Makes unit vectors of texts; what is longer than `limit` tokens is cut there."""
+
+    model: Any
+    tokenizer: Any
+    limit: int | None
+    pooling: str
+
+    def queries(self, texts: Sequence[str]) -> Tensor: ...
+
+    def documents(self, texts: Sequence[str]) -> Tensor: ...
+
+
+class Pooled:
+    """A transformers model, with mean pooling over what is not padding."""
+
+    pooling = MEAN
+
+    def __init__(self, model: Any, tokenizer: Any):
+        if bare(model).config.is_encoder_decoder:
+            raise PosencError(
+                f"{type(bare(model)).__name__} has an encoder and a decoder, and what its embedding of a text is "
+                "cannot be told. Evaluate its encoder alone, or a SentenceTransformer of it."
+            )
+        self.model, self.tokenizer, self.limit = model, tokenizer, reach(model)
+
+    @torch.no_grad()
+    def queries(self, texts: Sequence[str]) -> Tensor:
+        cut: dict[str, Any] = {"truncation": True, "max_length": self.limit} if self.limit else {}
+        rows = [self.tokenizer(text, verbose=False, **cut)["input_ids"] for text in texts]
+        longest, filling = max(map(len, rows)), self.tokenizer.pad_token_id or 0
+        ids = torch.tensor([[*row, *[filling] * (longest - len(row))] for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
+        states = bare(self.model).base_model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        weights = mask[..., None].float()
+        return F.normalize((states * weights).sum(1) / weights.sum(1), dim=-1).cpu()
+
+    documents = queries
+
+
+class Sentences:
+    """A SentenceTransformer with its own pooling, prompts and maximum length."""
+
+    def __init__(self, model: Any, tokenizer: Any):
+        self.model, self.tokenizer, self.limit = model, tokenizer, model.max_seq_length
+        self.pooling = "; ".join([*map(str, list(model)[1:]), *(f"{k}={v}" for k, v in model.prompts.items() if v)])
+
+    def queries(self, texts: Sequence[str]) -> Tensor:
+        return self._made(self.model.encode_query, texts)
+
+    def documents(self, texts: Sequence[str]) -> Tensor:
+        return self._made(self.model.encode_document, texts)
+
+    def _made(self, encode: Callable[..., Tensor], texts: Sequence[str]) -> Tensor:
+        given = {"batch_size": len(texts), "show_progress_bar": False, "convert_to_tensor": True}
+        return F.normalize(encode(list(texts), **given).float(), dim=-1).cpu()
+
+
+class Chunked(Embedder):
+    """The way without a patch: a long text in equal pieces that the model can read, and the mean of their vectors."""
+
+    def __init__(self, whole: Embedder, length: int):
+        self.whole, self.length = whole, min(length, whole.limit or length)
+        self.model, self.tokenizer, self.limit = whole.model, whole.tokenizer, None
+        self.pooling = f"{whole.pooling}, of each of equal pieces of up to {self.length} tokens, and their mean"
+
+    def queries(self, texts: Sequence[str]) -> Tensor:
+        return self.whole.queries(texts)
+
+    def documents(self, texts: Sequence[str]) -> Tensor:
+        found = []
+        for text in texts:
+            made = self.whole.documents(pieces(text, self.tokenizer, self.length))
+            found.append(F.normalize(made.mean(0), dim=-1))
+        return torch.stack(found)
+
+
+def embedder_of(model: Any, tokenizer: Any) -> Embedder:
+    return Sentences(model, tokenizer) if is_embedder(model) else Pooled(model, tokenizer)
+
+
+def pieces(text: str, tokenizer: Any, length: int) -> list[str]:
+    """The words of a text in as few pieces of at most `length` tokens as it takes, all about as long."""
+    words = text.split()
+    special = len(tokenizer("")["input_ids"])
+    sizes = [len(ids) for ids in tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]]
+    total, count = sum(sizes), 0
+    while True:
+        count = max(count + 1, math.ceil(total / (length - special)))
+        found: list[list[str]] = [[]]
+        room = total / count
+        used = seen = 0
+        for word, size in zip(words, sizes, strict=True):
+            if found[-1] and (used + size > length - special or seen >= room * len(found)):
+                found.append([])
+                used = 0
+            found[-1].append(word)
+            used, seen = used + size, seen + size
+        if len(found) <= count or count > len(words):
+            return [" ".join(piece) for piece in found]
+
+
+def embedded(
+    make: Callable[[Sequence[str]], Tensor], texts: Sequence[str], sizes: Sequence[int], together: int | None,
+    device: str, progress: Progress | None = None,
+) -> Tensor:  # fmt: skip
+    """The vectors of texts in their order, read in batches of like lengths."""
+    order = sorted(range(len(texts)), key=lambda i: -sizes[i])
+    found: dict[int, Tensor] = {}
+    for batch in chunks(order, together or rows_together(max(sizes), device)):
+        vectors = make([texts[i] for i in batch])
+        broken = ~vectors.isfinite().all(-1)
+        if broken.any():
+            raise PosencError(
+                f"{int(broken.sum())} of {len(batch)} embeddings are not numbers: the model overflows or its weights "
+                "are broken. Load it in float32 or bfloat16, or look at its weights."
+            )
+        found.update(zip(batch, vectors, strict=True))
+        if progress is not None:
+            progress(sum(sizes[i] for i in batch))
+    return torch.stack([found[i] for i in range(len(texts))])
+
+
+def embedding_retrieval(
+    embedder: Embedder,
+    task: str,
+    length: int,
+    *,
+    asked: Haystacks | None = None,
+    documents: Sequence[Document] = (),
+    batch_size: int | None = None,
+    scheme: str = "unpatched",
+    progress: Progress | None = None,
+) -> list[Row]:
+    """How many queries find their own document before all others (accuracy at 1, by cosine)."""
+    asked = asked or Haystacks()
+    straws = haystacks(task, length, embedder.tokenizer, asked, documents)
+    asking, device = straws[: asked.queries], embedder.model.device.type
+    sizes = [straw.tokens for straw in straws]
+    texts = embedded(embedder.documents, [s.text for s in straws], sizes, batch_size, device, progress)
+    short = [len(s.query) for s in asking]
+    queries = embedded(embedder.queries, [s.query for s in asking], short, batch_size, device)
+    ranks = own_ranks(queries, texts)
+    value, error = accuracy([float(rank == 1) for rank in ranks])
+    details: dict[str, Any] = {
+        "how": "a query counts where its own document is the nearest of all by cosine; error after Agresti and Coull",
+        "chance": 1 / len(straws),
+        "queries": len(asking),
+        "documents": len(straws),
+        "tokens": sizes,
+        "read": [min(size, embedder.limit or size) for size in sizes],
+        "pooling": embedder.pooling,
+        "seed": asked.seed,
+        "answers": [{"query": s.query, "depth": s.depth, "rank": r} for s, r in zip(asking, ranks, strict=True)],
+    }
+    row = Row(
+        task=task, protocol="cosine", scheme=scheme, length=length, metric="accuracy", value=value, stderr=error,
+        n=len(asking), details=details,
+    )  # fmt: skip
+    return [row]
+
+
+def own_ranks(queries: Tensor, documents: Tensor) -> list[int]:
+    """The place of each query's own document, the one with its number, among all; a draw is lost."""
+    scores = queries @ documents.T
+    own = scores.diagonal()[:, None]
+    return [int(rank) for rank in (scores >= own).sum(1)]
+
+
+PASSAGES = 50
+"""Short texts whose embeddings are compared."""
+
+
+def passages(documents: Sequence[Document], length: int, tokenizer: Any, count: int = PASSAGES) -> list[str]:
+    """Passages of about `length` tokens, spread evenly over the documents."""
+    found = []
+    for index, document in enumerate(documents):
+        words = document.text.split()
+        each = len(range(index, count, len(documents)))
+        for i in range(each):
+            start = max(0, len(words) - length) * i // max(1, each - 1)
+            taken = words[start : start + length]
+            found.append(fitted(lambda n, taken=taken: " ".join(taken[:n]), tokenizer, length, len(taken))[0])  # type: ignore[misc]
+    return found
+
+
+def similarity_rows(before: Tensor, after: Tensor, scheme: str, length: int) -> list[Row]:
+    """What a patch costs short texts: how far their vectors moved, and whether neighbours kept their order."""
+    figures = {
+        "cosine": (
+            (before * after).sum(-1).double().tolist(),
+            "the cosine between a short text's embeddings with and without the patch, averaged over texts",
+        ),
+        "rank_agreement": (
+            [spearman(one, other) for one, other in zip(others(before), others(after), strict=True)],
+            "Spearman's correlation between a text's similarities to all others with and without the patch, averaged "
+            "over texts",
+        ),
+    }
+    found = []
+    for metric, (values, how) in figures.items():
+        value, error = mean_and_error(values)
+        details = {"how": how, "tokens": length, "documents": len(values)}
+        row = Row(
+            task="similarity", protocol="paired", scheme=scheme, length=length, metric=metric, value=value,
+            stderr=error, n=len(values), details=details,
+        )  # fmt: skip
+        found.append(row)
+    return found
+
+
+def others(vectors: Tensor) -> Tensor:
+    """For each text its similarities to all others."""
+    count = len(vectors)
+    scores = vectors @ vectors.T
+    return scores[~torch.eye(count, dtype=torch.bool)].view(count, count - 1)
+
+
+def spearman(one: Tensor, other: Tensor) -> float:
+    """The correlation of ranks; equal values are ranked as they come, which real scores seldom are."""
+    ranks = torch.stack([values.double().argsort().argsort() for values in (one, other)]).double()
+    return float(torch.corrcoef(ranks)[0, 1])

@@ -1,0 +1,269 @@
+"""Perplexity by four protocols, and the loss by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import PosencError, suggestion
+from .estimates import mean_and_error
+from .losses import CHUNK, token_losses
+from .rows import Row
+from .texts import Document, Window, refuse_short, spread_windows, window_ids
+
+Progress = Callable[[int], object]
+"""Told how many tokens were read."""
+TOGETHER = {"cpu": 2048}
+"""Tokens that go through the model at once, where no batch size is given: a CPU gains nothing by more."""
+BINS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How text is cut and read."""
+
+    windows: int | None = None
+    """Of `last` and of the loss by position; 20, or as many as the text has room for, unless given."""
+    scored: int = 64
+    """Tokens at the end of each window of `last`."""
+    stride: int = 256
+    max_tokens: int | None = None
+    """Of each document, for `sliding` and `yarn`; all unless given."""
+    truncate: bool = False
+    """`yarn` over one window a document, as its paper's figures for Proof-pile."""
+    batch_size: int | None = None
+    chunk: int = CHUNK
+    step: int | None = None
+    """Read over a KV cache, so many tokens at a time."""
+
+    def __post_init__(self) -> None:
+        for name in ("windows", "scored", "stride", "max_tokens", "batch_size", "chunk", "step"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise PosencError(f"{name} must be a whole number from 1 up, got {value!r}.")
+
+
+def last_windows(documents: Sequence[Document], length: int, longest: int, reading: Reading) -> list[Window]:
+    return spread_windows(documents, length, longest, reading.scored, reading.windows)
+
+
+def sliding_windows(documents: Sequence[Document], length: int, longest: int, reading: Reading) -> list[Window]:
+    """Each token is scored once, in the first window that has it."""
+    if reading.stride > length:
+        raise PosencError(
+            f"A stride of {reading.stride} leaves out tokens between windows of {length}: take a smaller."
+        )
+    needed = reading.max_tokens or longest
+    refuse_short(documents, needed, f"sliding windows of {longest} tokens over {needed}")
+    if reading.max_tokens is not None and reading.max_tokens < length:
+        raise PosencError(f"{reading.max_tokens} tokens of text are less than a window of {length}: read more.")
+    found = []
+    for index, document in enumerate(documents):
+        size, done = reading.max_tokens or len(document.ids), 0
+        for start in range(0, size, reading.stride):
+            end = min(start + length, size)
+            found.append(Window(index, start, end, end - done))
+            done = end
+            if end == size:
+                break
+    return found
+
+
+def whole_windows(documents: Sequence[Document], length: int, longest: int, reading: Reading) -> list[Window]:
+    refuse_short(documents, longest, f"a pass over {longest} tokens")
+    return [Window(index, 0, length, length) for index in range(len(documents))]
+
+
+def yarn_windows(documents: Sequence[Document], length: int, longest: int, reading: Reading) -> list[Window]:
+    if reading.truncate:
+        return whole_windows(documents, length, longest, reading)
+    return sliding_windows(documents, length, longest, reading)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a perplexity is made: which windows, and what is averaged."""
+
+    windows: Callable[[Sequence[Document], int, int, Reading], list[Window]]
+    summary: str
+    weighted: bool = True
+    """Whether every token counts alike, not every window."""
+    opens: bool = False
+    """Whether windows open with BOS, whatever the tokenizer does."""
+    takes: tuple[str, ...] = ()
+    """The settings that it heeds, of those that not all do."""
+
+
+PROTOCOLS = {
+    "last": Protocol(
+        windows=last_windows,
+        summary="the same last tokens scored while the context before them grows",
+        takes=("windows", "scored"),
+    ),
+    "sliding": Protocol(
+        windows=sliding_windows,
+        summary="every token scored once, in windows that move on by the stride; mean over tokens",
+        takes=("stride", "max_tokens"),
+    ),
+    "whole": Protocol(windows=whole_windows, summary="one pass over the first tokens of each document, all scored"),
+    "yarn": Protocol(
+        windows=yarn_windows,
+        summary="the YaRN paper's script: BOS before each window, mean of the means of windows",
+        weighted=False,
+        opens=True,
+        takes=("stride", "max_tokens", "truncate"),
+    ),
+}
+PARTIAL = ("windows", "max_tokens", "truncate")
+"""Settings that somebody who gives them expects to matter."""
+
+
+def protocol_of(name: str, reading: Reading) -> Protocol:
+    """The protocol of that name; raises where a setting would go unheeded."""
+    if name not in PROTOCOLS:
+        raise PosencError(f"Unknown protocol {name!r}.{suggestion(name, list(PROTOCOLS))}")
+    for setting in PARTIAL:
+        if getattr(reading, setting) and setting not in PROTOCOLS[name].takes:
+            heeding = ", ".join(p for p, protocol in PROTOCOLS.items() if setting in protocol.takes)
+            raise PosencError(f"The protocol {name!r} does not heed {setting}; {heeding} would. Leave it out.")
+    return PROTOCOLS[name]
+
+
+def cut(
+    name: str, documents: Sequence[Document], length: int, longest: int, reading: Reading, bos: int | None
+) -> list[Window]:
+    """The windows of a protocol. BOS is one of the `length` tokens; without it the first one is not scored."""
+    protocol = protocol_of(name, reading)
+    if protocol.opens and bos is None:
+        raise PosencError(f"The protocol {name!r} opens each window with BOS, and this tokenizer has none.")
+    opening = bos is not None
+    windows = protocol.windows(documents, length - opening, longest - opening, reading)
+    return [Window(w.document, w.start, w.end, min(w.scored, w.end - w.start - (not opening))) for w in windows]
+
+
+def perplexity(
+    model: Any,
+    documents: Sequence[Document],
+    length: int,
+    *,
+    protocol: str = "last",
+    longest: int | None = None,
+    reading: Reading | None = None,
+    bos: int | None = None,
+    scheme: str = "unpatched",
+    progress: Progress | None = None,
+) -> list[Row]:
+    """The loss at a length, and its perplexity. `last` scores the same tokens at all lengths up to `longest`."""
+    reading = reading or Reading()
+    windows = [w for w in cut(protocol, documents, length, longest or length, reading, bos) if w.scored]
+    losses = window_losses(model, documents, windows, reading, bos, progress)
+    means = [float(loss.double().mean()) for loss in losses]
+    weights = [float(len(loss)) if PROTOCOLS[protocol].weighted else 1.0 for loss in losses]
+    value, error = mean_and_error(means, weights)
+    details: dict[str, Any] = {
+        "how": PROTOCOLS[protocol].summary,
+        "windows": len(windows),
+        "tokens": sum(len(loss) for loss in losses),
+        "seeds": 0,
+        "documents": [document.name for document in documents],
+        "bos": bos is not None,
+        **{name: getattr(reading, name) for name in PROTOCOLS[protocol].takes if name != "windows"},
+    }
+    common: dict[str, Any] = {
+        "task": "perplexity", "protocol": protocol, "scheme": scheme, "length": length, "n": len(windows)
+    }  # fmt: skip
+    risen = math.exp(min(value, 700.0))
+    return [
+        Row(**common, metric="loss", value=value, stderr=error, details={**details, "losses": means}),
+        Row(
+            **common,
+            metric="perplexity",
+            value=risen,
+            stderr=None if error is None else risen * error,
+            details=details,
+        ),
+    ]
+
+
+def loss_by_position(
+    model: Any,
+    documents: Sequence[Document],
+    length: int,
+    *,
+    reading: Reading | None = None,
+    bos: int | None = None,
+    scheme: str = "unpatched",
+    progress: Progress | None = None,
+) -> list[Row]:
+    """The loss by position within one pass over windows of `length`: a row for each of up to 32 stretches."""
+    reading = reading or Reading()
+    opening = bos is not None
+    apart = min(reading.scored, length - opening - 1)
+    cuts = spread_windows(documents, length - opening, length - opening, apart, reading.windows)
+    windows = [Window(w.document, w.start, w.end, length - 1) for w in cuts]
+    losses = window_losses(model, documents, windows, reading, bos, progress)
+    width = max(1, length // BINS)
+    rows = []
+    for start in range(1, length, width):
+        end = min(start + width, length)  # positions of the tokens that are predicted, the first being 0
+        means = [float(loss[start - 1 : end - 1].double().mean()) for loss in losses]
+        value, error = mean_and_error(means)
+        details = {
+            "how": "one pass over each window, all tokens scored",
+            "from": start,
+            "to": end,
+            "window": length,
+            "windows": len(windows),
+            "tokens": len(windows) * (end - start),
+            "seeds": 0,
+            "bos": opening,
+        }
+        row = Row(
+            task="loss_by_position", protocol="whole", scheme=scheme, length=end, metric="loss", value=value,
+            stderr=error, n=len(windows), details=details,
+        )  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def window_losses(
+    model: Any,
+    documents: Sequence[Document],
+    windows: Sequence[Window],
+    reading: Reading,
+    bos: int | None,
+    progress: Progress | None = None,
+) -> list[Tensor]:
+    """The losses of the scored tokens of each window. Windows of one shape go through the model together."""
+    losses: dict[int, Tensor] = {}
+    for batch in batches(windows, reading.batch_size, model.device.type):
+        chosen = [windows[i] for i in batch]
+        ids = window_ids(documents, chosen, bos)
+        found = token_losses(model, ids, last=chosen[0].scored, chunk=reading.chunk, step=reading.step)
+        losses.update(zip(batch, found, strict=True))
+        if progress is not None:
+            progress(ids.numel())
+    return [losses[i] for i in range(len(windows))]
+
+
+def batches(windows: Sequence[Window], size: int | None, device: str) -> Iterator[list[int]]:
+    """Indices of windows with equal lengths and scored tokens, so that nothing is padded."""
+
+    def shape(index: int) -> tuple[int, int]:
+        return windows[index].end - windows[index].start, windows[index].scored
+
+    for (length, _), group in groupby(sorted(range(len(windows)), key=shape), key=shape):
+        yield from chunks(list(group), size or rows_together(length, device))
+
+
+def rows_together(length: int, device: str) -> int:
+    return max(1, TOGETHER.get(device, 16384) // length)
+
+
+def chunks(items: list[int], size: int) -> Iterable[list[int]]:
+    return (items[i : i + size] for i in range(0, len(items), size))

@@ -1,0 +1,230 @@
+"""Retrieval from long text, scored by likelihood against distractors and by what the model writes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ...errors import PosencError
+from ...patching.describe import bare
+from .losses import Pass, cacheable, forgets, refuse_broken
+from .needles import Retrieval, Trial, room, trials
+from .perplexity import Progress, chunks, rows_together
+from .rows import Row
+from .texts import Document
+
+
+class Prompted:
+    """A model that has read prompts of equal length, and can be asked how they go on."""
+
+    @torch.no_grad()
+    def __init__(self, model: Any, ids: Tensor):
+        self.model, self.ids, self.length = model, ids, ids.shape[1]
+        self.cache = DynamicCache() if cacheable(model) and not forgets(bare(model)) else None
+        self.logits = Pass(model, ids, 0, self.cache).logits(slice(self.length - 1, self.length)).float()
+
+    @torch.no_grad()
+    def losses(self, answers: Sequence[Sequence[int]]) -> list[float]:
+        """The loss of one continuation of each prompt, all its tokens together."""
+        longest = max(map(len, answers))
+        padded = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
+        logits = self.logits
+        if longest > 1:
+            logits = torch.cat([logits, self.further(padded[:, :-1], longest - 1)], 1)
+            self.forget()
+        found = -logits.log_softmax(-1).gather(-1, padded[..., None].to(logits.device))[..., 0].cpu()
+        refuse_broken(found, self.length)
+        return [float(row[: len(answer)].double().sum()) for row, answer in zip(found, answers, strict=True)]
+
+    @torch.no_grad()
+    def greedy(self, count: int, ends: set[int]) -> list[list[int]]:
+        """The likeliest next tokens, up to `count` of them or to an end of text."""
+        written = self.logits.argmax(-1).cpu()
+        while written.shape[1] < count and not all(ends & set(row) for row in written.tolist()):
+            new = written if self.cache is None else written[:, -1:]
+            written = torch.cat([written, self.further(new, 1).argmax(-1).cpu()], 1)
+        self.forget()
+        rows: list[list[int]] = written.tolist()
+        return [row[: next((i for i, token in enumerate(row) if token in ends), count)] for row in rows]
+
+    def further(self, tokens: Tensor, last: int) -> Tensor:
+        """Logits after the last of these tokens, which follow what was read."""
+        if self.cache is None:
+            tokens = torch.cat([self.ids, tokens], 1)
+        stop = tokens.shape[1]
+        at = 0 if self.cache is None else int(self.cache.get_seq_length())
+        return Pass(self.model, tokens, at, self.cache).logits(slice(stop - last, stop)).float()
+
+    def forget(self) -> None:
+        """Back to the prompts."""
+        if self.cache is not None:
+            extra = int(self.cache.get_seq_length()) - self.length
+            if extra:
+                self.cache.crop(-extra)
+
+
+def continuation(tokenizer: Any, prompt: str, answer: str) -> list[int]:
+    """The tokens that `answer` adds to a prompt."""
+    tail = prompt[-100:]
+    before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (tail, tail + answer))
+    if after[: len(before)] != before or len(after) == len(before):
+        raise PosencError(
+            f"This tokenizer does not keep a prompt apart from its answer {answer!r}: it cannot be scored."
+        )
+    return list(after[len(before) :])
+
+
+def hit(answers: Sequence[str], written: str) -> float:
+    """The share of the answers that were written: the first integers must be they, strictly."""
+    if not answers[0].strip().isdigit():
+        said, wanted = " ".join(written.split()).strip("\"' "), answers[0].strip()
+        return float(said.startswith(wanted))
+    said_numbers = re.findall(r"\d+", written)[: len(answers)]
+    return sum(answer.strip() in said_numbers for answer in answers) / len(answers)
+
+
+def ranked(answers: Sequence[float], distractors: Sequence[float]) -> float:
+    """The share of the k answers among the k likeliest candidates; a draw with a distractor is lost."""
+    return sum(
+        sum(d <= answer for d in distractors) + _better(answers, answer) < len(answers) for answer in answers
+    ) / len(answers)
+
+
+def _better(answers: Sequence[float], one: float) -> int:
+    return sum(other < one for other in answers)
+
+
+def answered(
+    model: Any,
+    tokenizer: Any,
+    made: Sequence[Trial],
+    new_tokens: int,
+    batch_size: int | None,
+    progress: Progress | None,
+) -> list[dict[str, Any]]:
+    """What the model makes of each trial."""
+    results: dict[int, dict[str, Any]] = {}
+
+    def size(index: int) -> int:
+        return len(made[index].ids)
+
+    for length, group in groupby(sorted(range(len(made)), key=size), key=size):
+        for batch in chunks(list(group), batch_size or rows_together(length, model.device.type)):
+            for index, result in zip(
+                batch, _batch_answered(model, tokenizer, [made[i] for i in batch], new_tokens), strict=True
+            ):
+                results[index] = result
+            if progress is not None:
+                progress(length * len(batch))
+    return [results[i] for i in range(len(made))]
+
+
+def _batch_answered(model: Any, tokenizer: Any, made: Sequence[Trial], new_tokens: int) -> list[dict[str, Any]]:
+    prompted = Prompted(model, torch.tensor([trial.ids for trial in made]))
+    written = prompted.greedy(new_tokens, ends_of(model))
+    scores = _candidate_losses(prompted, tokenizer, made, [trial.prompt for trial in made])
+    if made[0].question:  # what would be said without the text is taken off
+        for scored, trial in zip(scores, made, strict=True):
+            alone = Prompted(model, torch.tensor([tokenizer(trial.question)["input_ids"]]))
+            (prior,) = _candidate_losses(alone, tokenizer, [trial], [trial.question])
+            scored[:] = [loss - before for loss, before in zip(scored, prior, strict=True)]
+    results = []
+    for trial, losses, tokens in zip(made, scores, written, strict=True):
+        said = tokenizer.decode(tokens, skip_special_tokens=True)
+        count = len(trial.answers)
+        results.append(
+            {
+                "seed": trial.seed,
+                "depth": trial.depth,
+                "tokens": len(trial.ids),
+                "prompt": trial.prompt,
+                "answers": list(trial.answers),
+                "distractors": list(trial.distractors),
+                "losses": losses,
+                "generated": said,
+                "likelihood": ranked(losses[:count], losses[count:]),
+                "generation": hit(trial.answers, said),
+            }
+        )
+    return results
+
+
+def _candidate_losses(
+    prompted: Prompted, tokenizer: Any, made: Sequence[Trial], prompts: Sequence[str]
+) -> list[list[float]]:
+    """For each trial the losses of its answers and then of its distractors."""
+    candidates = [[*trial.answers, *trial.distractors] for trial in made]
+    scores: list[list[float]] = [[] for _ in made]
+    for together in zip(*candidates, strict=True):
+        tokens = [continuation(tokenizer, prompt, text) for prompt, text in zip(prompts, together, strict=True)]
+        for scored, loss in zip(scores, prompted.losses(tokens), strict=True):
+            scored.append(loss)
+    return scores
+
+
+def ends_of(model: Any) -> set[int]:
+    """The tokens that end a text."""
+    inner = bare(model)
+    generation = getattr(inner, "generation_config", None)
+    end = getattr(generation, "eos_token_id", None) or getattr(inner.config, "eos_token_id", None)
+    return {end} if isinstance(end, int) else set(end or ())
+
+
+def retrieval(
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    length: int,
+    *,
+    asked: Retrieval | None = None,
+    documents: Sequence[Document] = (),
+    batch_size: int | None = None,
+    scheme: str = "unpatched",
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Accuracy at each depth, by likelihood and by generation. Prompts and answers are in the details."""
+    asked = asked or Retrieval()
+    made = trials(task, length, tokenizer, asked, documents)
+    results = answered(model, tokenizer, made, room(task, asked), batch_size, progress)
+    rows = []
+    for depth in dict.fromkeys(trial.depth for trial in made):
+        here = [result for result in results if result["depth"] == depth]
+        answers = len(made[0].answers)
+        chance = {"likelihood": answers / (answers + asked.distractors), "generation": 0.0}
+        for protocol, guessing in chance.items():
+            value, error = accuracy([result[protocol] for result in here])
+            details: dict[str, Any] = {
+                "how": HOW[protocol],
+                "depth": depth,
+                "chance": guessing,
+                "tokens": [result["tokens"] for result in here],
+                "seed": asked.seed,
+                "seeds": len(here),
+                "trials": here if protocol == "likelihood" else [],
+            }
+            row = Row(
+                task=task, protocol=protocol, scheme=scheme, length=length, metric="accuracy", value=value,
+                stderr=error, n=len(here), details=details,
+            )  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+HOW = {
+    "likelihood": "the answer must be likelier than every distractor; error after Agresti and Coull",
+    "generation": "the first integers (or words) written must be the answer; error after Agresti and Coull",
+}
+
+
+def accuracy(scores: Sequence[float]) -> tuple[float, float]:
+    """The mean, and an error that does not vanish where all trials end alike (two added each way)."""
+    n, total = len(scores), math.fsum(scores)
+    share = (total + 2) / (n + 4)
+    return total / n, math.sqrt(share * (1 - share) / (n + 4))

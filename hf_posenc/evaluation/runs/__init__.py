@@ -1,0 +1,1 @@
+"""Many measurements: job by job, each kept as soon as it is made."""

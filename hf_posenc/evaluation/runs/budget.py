@@ -1,0 +1,76 @@
+"""How much memory a run will take, before it takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import torch
+
+from ...errors import PosencError
+from ...patching.describe import bare
+
+GB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes above what the model itself takes, at the worst moment of a pass."""
+
+    rows: int
+    length: int
+    states: int
+    """Hidden states, in and out of a layer."""
+    layer: int
+    """What one layer works with."""
+    logits: int
+    """Of the tokens that meet the head at once."""
+    cache: int
+
+    @property
+    def total(self) -> int:
+        return self.states + self.cache + max(self.layer, self.logits)
+
+    def __str__(self) -> str:
+        parts = {"hidden states": self.states, "a layer": self.layer, "logits": self.logits, "KV cache": self.cache}
+        shown = ", ".join(f"{name} {size / GB:.2f}" for name, size in parts.items() if size)
+        return f"{self.total / GB:.2f} GB for {self.rows} x {self.length} tokens ({shown})"
+
+
+def estimate(model: Any, rows: int, length: int, chunk: int, cached: bool = False) -> Estimate:
+    """Of passes over `rows` texts of `length` tokens, from the sizes in the config."""
+    inner = bare(model)
+    config, size = inner.config.get_text_config(), inner.dtype.itemsize
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    inside = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
+    head = getattr(config, "head_dim", None) or hidden // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    tokens = rows * length
+    scores = 0
+    if config._attn_implementation.endswith("eager"):
+        scores = rows * heads * length**2 * (size + 4)
+    return Estimate(
+        rows=rows,
+        length=length,
+        states=2 * tokens * hidden * size,
+        layer=max(3 * tokens * inside * size, 4 * tokens * heads * head * size + scores),
+        logits=min(chunk, tokens) * config.vocab_size * (size + 4 + (4 if size < 4 else 0)),
+        cache=2 * config.num_hidden_layers * tokens * kept * head * size if cached else 0,
+    )
+
+
+def available(device: torch.device) -> int:
+    """Bytes that are free where the model is."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def refuse_oversized(model: Any, wanted: Estimate, force: bool) -> None:
+    free = available(model.device)
+    if wanted.total > free and not force:
+        raise PosencError(
+            f"This needs about {wanted}, and {free / GB:.2f} GB are free. Take shorter lengths, a smaller "
+            "batch size or a narrower dtype, or go on regardless with --force (force=True)."
+        )

@@ -1,0 +1,46 @@
+"""`compare`: one model under several schemes in turn, on the same text, the same windows and the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...patching.lengths import trained_length
+from ..measures.rows import Row
+from ..measures.texts import Document
+from .decoders import compare_decoders
+from .encoders import compare_encoders
+from .entries import Entry
+from .options import Options
+
+
+def doublings(trained: int, target: int) -> tuple[int, ...]:
+    """The trained length, twice it and so on, up to the target."""
+    lengths = [trained]
+    while lengths[-1] * 2 < target:
+        lengths.append(lengths[-1] * 2)
+    return tuple(sorted({*lengths, target}))
+
+
+def compare(
+    model: Any,
+    tokenizer: Any,
+    schemes: str | Sequence[Entry],
+    documents: Sequence[Document],
+    *,
+    target_length: int,
+    options: Options | None = None,
+    out: Any = None,
+    force: bool = False,
+    quiet: bool = True,
+) -> list[Row]:
+    """The rows of the unpatched model and of every scheme, and their short-context taxes. The model ends as it came.
+
+    A scheme reaches for `target_length` unless its own options say otherwise.
+    """
+    options = options or Options(lengths=doublings(trained_length(model), target_length))
+    run = compare_encoders if options.embeds else compare_decoders
+    return run(
+        model, tokenizer, schemes, documents, target_length=target_length, options=options, out=out, force=force,
+        quiet=quiet,
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Runs over embeddings: how far an encoder can be searched, scheme by scheme, and what short texts pay for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import PosencError
+from ...patching.describe import bare
+from ...patching.lengths import trained_length
+from ...patching.patch import is_patched, unpatch_model
+from ..measures.embeddings import PASSAGES, Chunked, Embedder, embedded, embedder_of, embedding_retrieval, passages
+from ..measures.embeddings import similarity_rows as moved
+from ..measures.haystacks import haystacks
+from ..measures.losses import vocabulary_of
+from ..measures.perplexity import Progress, rows_together
+from ..measures.rows import Row
+from ..measures.texts import Document, refuse_missing, refuse_strange_tokens
+from .budget import estimate, refuse_oversized
+from .entries import CHUNKED, Entry, parsed_schemes, patched
+from .jobs import Job, perform, progress_bar, scheme_of
+from .options import Options
+from .results import Results, fingerprint, model_digest
+from .tax import UNPATCHED, positions_undone
+
+SHORTEST = 8
+"""Tokens of a text whose embedding is worth comparing."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is embedded: the same for every model and scheme."""
+
+    tokenizer: Any
+    documents: Sequence[Document]
+    options: Options
+    trained: int
+
+    def embedder(self, model: Any) -> Embedder:
+        return model if isinstance(model, Chunked) else embedder_of(model, self.tokenizer)
+
+    def jobs(self) -> list[Job]:
+        return [self.retrieval_job(task, length) for task in self.options.tasks for length in self.options.lengths]
+
+    def retrieval_job(self, task: str, length: int) -> Job:
+        asked, size = self.options.haystacks, self.options.reading.batch_size
+        one = replace(asked, queries=1, documents=1)
+        haystacks(task, length, self.tokenizer, one, self.documents)  # raises now, not hours later, where none fits
+
+        def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
+            return embedding_retrieval(
+                self.embedder(model), task, length, asked=asked, documents=self.documents, batch_size=size,
+                scheme=scheme, progress=progress,
+            )  # fmt: skip
+
+        return Job(f"{task}/{length}", length, asked.documents * length, run)
+
+    def similarity_jobs(self, plain: Callable[[Any], Any]) -> list[Job]:
+        """On texts as short as the model was trained on; `plain` lends a model without its patch."""
+        lengths = (self.trained // 8, self.trained // 2) if any(d.text for d in self.documents) else ()
+        return [self.similarity_job(plain, length) for length in lengths if length >= SHORTEST]
+
+    def similarity_job(self, plain: Callable[[Any], Any], length: int) -> Job:
+        texts = passages(self.documents, length, self.tokenizer)
+        size = self.options.reading.batch_size
+
+        def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
+            def vectors(of: Any) -> Any:
+                made = self.embedder(of)
+                return embedded(made.documents, texts, [length] * len(texts), size, made.model.device.type, progress)
+
+            after = vectors(model)
+            with plain(model) as other:
+                return moved(vectors(other), after, scheme, length)
+
+        return Job(f"similarity/{length}", length, 2 * PASSAGES * length, run)
+
+
+@contextmanager
+def undone(model: Any) -> Iterator[Any]:
+    """A model without its patch, for a while."""
+    if isinstance(model, Chunked):
+        yield model.whole.model
+        return
+    with positions_undone(model):
+        yield model
+
+
+def lent(reference: Any) -> Callable[[Any], Any]:
+    @contextmanager
+    def plain(model: Any) -> Iterator[Any]:
+        yield reference.eval()
+
+    return plain
+
+
+def prepared_corpus(
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool
+) -> Corpus:
+    """What can be embedded; raises for whatever would go wrong later."""
+    refuse_missing(tokenizer)
+    refuse_strange_tokens(documents, vocabulary_of(model))
+    embedder_of(model, tokenizer)
+    length = max(options.lengths)
+    rows = options.reading.batch_size or rows_together(length, model.device.type)
+    refuse_oversized(model, estimate(model, rows, length, chunk=1), force)
+    return Corpus(tokenizer, documents, options, trained_length(model))
+
+
+def warn_of_cuts(embedder: Embedder, scheme: str, lengths: Sequence[int]) -> None:
+    limit = embedder.limit
+    if limit is not None and max(lengths) > limit:
+        warnings.warn(f"{scheme} reads {limit} tokens of a text, and cuts what is longer.", stacklevel=3)
+
+
+def encoder_identity(
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None, **more: Any
+) -> dict[str, Any]:
+    """What makes an evaluation the same one."""
+    made = embedder_of(model, tokenizer)
+    values = {**options.identity(), "pooling": made.pooling, "limit": made.limit, **more}
+    if reference is not None:
+        values["reference"] = model_digest(reference.eval())
+    return fingerprint(model, tokenizer, documents, values)
+
+
+def evaluate_encoder(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[Document],
+    *,
+    options: Options,
+    reference: Any,
+    out: Any,
+    force: bool,
+    quiet: bool,
+) -> list[Row]:
+    """Retrieval by embeddings at every length; and, for a patched model and with text, what short texts pay."""
+    model.eval()
+    scheme = scheme_of(model)
+    corpus = prepared_corpus(model, tokenizer, documents, options, force)
+    warn_of_cuts(corpus.embedder(model), scheme, options.lengths)
+    jobs = corpus.jobs()
+    paid = corpus.similarity_jobs(undone if reference is None else lent(reference)) if scheme != UNPATCHED else []
+    if reference is not None and not paid:
+        raise PosencError(
+            "A reference is what embeddings of short texts are compared with, and none are due: "
+            f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
+        )
+    results = Results(out, encoder_identity(model, tokenizer, documents, options, reference))
+    with progress_bar([(scheme, job) for job in [*jobs, *paid]], results, quiet) as bar:
+        rows = perform(model, scheme, jobs, results, bar.update)
+        try:
+            rows += perform(model, scheme, paid, results, bar.update)
+        except PosencError as error:
+            warnings.warn(
+                f"What short texts pay was not measured: {error} Name the unpatched model with --reference.",
+                stacklevel=3,
+            )
+    return rows
+
+
+def compare_encoders(
+    model: Any,
+    tokenizer: Any,
+    schemes: str | Sequence[Entry],
+    documents: Sequence[Document],
+    *,
+    target_length: int,
+    options: Options,
+    out: Any,
+    force: bool,
+    quiet: bool,
+) -> list[Row]:
+    """The unpatched model, which cuts long texts, and every scheme; `chunked` among them averages over pieces."""
+    if hasattr(bare(model), "peft_config") or is_patched(model):
+        raise PosencError("compare starts from an unpatched model without adapters; this one is patched or adapted.")
+    model.eval()
+    entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
+    corpus = prepared_corpus(model, tokenizer, documents, options, force)
+    for entry in entries:  # before an hour is spent on the first of them
+        with under(model, entry, corpus, target_length):
+            pass
+    jobs, paid = corpus.jobs(), corpus.similarity_jobs(undone)
+    labels = [entry.label for entry in entries]
+    more = {"schemes": labels, "target_length": target_length}
+    results = Results(out, encoder_identity(model, tokenizer, documents, options, **more))
+    due = [(UNPATCHED, job) for job in jobs] + [(label, job) for label in labels for job in [*jobs, *paid]]
+    with progress_bar(due, results, quiet) as bar:
+        warn_of_cuts(corpus.embedder(model), UNPATCHED, options.lengths)
+        rows = perform(model, UNPATCHED, jobs, results, bar.update)
+        for entry in entries:
+            with under(model, entry, corpus, target_length) as reader:
+                warn_of_cuts(corpus.embedder(reader), entry.label, options.lengths)
+                rows += perform(reader, entry.label, [*jobs, *paid], results, bar.update)
+    return rows
+
+
+@contextmanager
+def under(model: Any, entry: Entry, corpus: Corpus, target_length: int) -> Iterator[Any]:
+    """The model with a scheme, for a while."""
+    if entry.scheme == CHUNKED:
+        yield Chunked(corpus.embedder(model), corpus.trained)
+        return
+    patched(model, entry, target_length)
+    try:
+        yield model
+    finally:
+        unpatch_model(model)

@@ -1,0 +1,65 @@
+"""The schemes that are compared, each with its options."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import PosencError
+from ...patching.patch import patch_model
+from ...schemes import SCHEMES
+
+CHUNKED = "chunked"
+"""No scheme: an encoder reads a long text in pieces, and the mean of their embeddings stands for it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A scheme with the options that it is given, under the name that was asked for."""
+
+    label: str
+    scheme: str
+    options: dict[str, Any]
+
+
+def parsed_schemes(text: str) -> list[Entry]:
+    """`none,yarn:factor=4,beta_fast=16,ntk`: options follow a colon, values are JSON or text."""
+    entries: list[Entry] = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, colon, option = part.partition(":")
+        if "=" in name and entries:  # another option of the scheme before
+            name, option = "", part
+        if name:
+            if name != CHUNKED:
+                SCHEMES[name]
+            entries.append(Entry(part, name, {}))
+        if option or colon:
+            key, equals, value = option.partition("=")
+            if not equals or not entries or entries[-1].scheme == CHUNKED:
+                raise PosencError(f"A scheme's option is name=value, as in yarn:factor=4,beta_fast=16; got {part!r}.")
+            entry = entries.pop()
+            label = entry.label if name else f"{entry.label},{option}"
+            entries.append(Entry(label, entry.scheme, {**entry.options, key: _value(value)}))
+    labels = [entry.label for entry in entries]
+    if not entries or len(set(labels)) < len(labels):
+        raise PosencError(f"Name each scheme to compare once, as in none,linear,yarn; got {text!r}.")
+    return entries
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def patched(model: Any, entry: Entry, target_length: int) -> None:
+    """Patch the model with a scheme; random parts are the same every time."""
+    given = dict(entry.options)
+    if not {"target_length", "factor"} & set(given) or entry.scheme == "dynamic_ntk":
+        given.setdefault("target_length", target_length)  # dynamic_ntk's factor is head-room, not a length
+    try:
+        patch_model(model, entry.scheme, existing=given.pop("existing", "extend"), **given)
+    except PosencError as error:
+        raise type(error)(f"{entry.label}: {error}") from None

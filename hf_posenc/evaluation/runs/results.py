@@ -1,0 +1,118 @@
+"""Results on disk as they come: an interrupted run goes on where it stopped, and only the same run does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import PosencError
+from ...patching.describe import bare
+from ..measures.rows import Row
+from ..measures.texts import Document
+
+FORMAT = 1
+SAMPLES = 64
+"""Values of each weight that tell it from others."""
+
+
+PROBES = ("On day 7 the cat went home.", "  x = [1, 22, 333]\n\n", "Äpfel, 漢字 and 🙂")
+"""Texts that tell a tokenizer from others."""
+
+
+def fingerprint(model: Any, tokenizer: Any, documents: Sequence[Document], options: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run the same run."""
+    return {
+        "model": model_digest(model),
+        "tokenizer": tokenizer_digest(tokenizer),
+        "text": [[document.name, document.digest] for document in documents],  # windows depend on their order
+        "options": json.loads(json.dumps(options)),
+    }
+
+
+def model_digest(model: Any) -> str:
+    """Of the config and of a few values of every weight: cheap, and a trained step changes it."""
+    config = bare(model).config.to_dict()
+    for key in ("_name_or_path", "transformers_version"):
+        config.pop(key, None)
+    found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in sorted(model.named_parameters()):
+        flat = weight.detach().flatten()
+        taken = flat[:: max(1, flat.numel() // SAMPLES)][: 2 * SAMPLES]
+        found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        found.update(taken.to(torch.float32).cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Of its class, its size and what it makes of a few texts."""
+    encoded = [list(tokenizer(text)["input_ids"]) for text in PROBES]
+    return f"{type(tokenizer).__name__} {len(tokenizer)} {hashlib.sha256(repr(encoded).encode()).hexdigest()[:16]}"
+
+
+class Results:
+    """The rows of each job of a run; kept in a JSONL file if a path is given."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, identity: dict[str, Any]):
+        self.path = None if path is None else Path(path)
+        self.done: dict[str, list[Row]] = {}
+        if self.path is None:
+            return
+        if self.path.exists() and self.path.stat().st_size:
+            self._read(self.path, identity)
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write({"format": FORMAT, "run": identity})
+
+    def _read(self, path: Path, identity: dict[str, Any]) -> None:
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]  # a line that was being written when the run was killed is made again
+        lines = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                raise PosencError(f"{path} is damaged at line {number}. Write to another file.") from None
+        first = lines[0] if lines and isinstance(lines[0], dict) else {}
+        if first.get("format") != FORMAT or not isinstance(first.get("run"), dict):
+            raise PosencError(
+                f"{path} is there and holds no results of this format ({FORMAT}). Write to another file."
+            )
+        refuse_other_run(path, first["run"], identity)
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                self.done[line["job"]] = [Row.from_dict(row) for row in line["rows"]]
+            except (KeyError, TypeError):
+                raise PosencError(
+                    f"{path} holds no job with its rows at line {number}. Write to another file."
+                ) from None
+        if len(whole) < len(data):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+
+    def add(self, job: str, rows: Sequence[Row]) -> None:
+        self.done[job] = list(rows)
+        if self.path is not None:
+            self._write({"job": job, "rows": [row.to_dict() for row in rows]})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self.path is not None
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def refuse_other_run(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = [key for key in now if before.get(key) != now[key]]
+    if changed:
+        told = "; ".join(f"{key} was {before.get(key)} and is {now[key]}" for key in changed)
+        raise PosencError(
+            f"{path} holds results of another run: {', '.join(changed)} changed ({told}). Write to another file, or "
+            "remove this one."
+        )

@@ -1,0 +1,1 @@
+"""Other people's benchmarks: lm-eval's tasks and LongEmbed."""

@@ -1,0 +1,289 @@
+"""RULER, LongBench and BABILong through lm-evaluation-harness, on a live model."""
+
+from __future__ import annotations
+
+import logging
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import PosencError, suggestion
+from ...patching.describe import bare
+from ...patching.lengths import refuse_beyond_reach
+from ..measures.retrieval import accuracy
+from ..measures.rows import Row
+from ..measures.texts import refuse_missing
+from ..runs.jobs import scheme_of
+from ..runs.results import Results
+
+if TYPE_CHECKING:
+    from .harness_model import PatchedLM
+
+OFFLINE = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe")
+"""Tasks of RULER that are made on the spot; the others read essays or questions from the network."""
+ALIASES = {"ruler_offline": OFFLINE, "babilong": ("babilong_longctx",)}
+"""Names of ours. BABILong's questions 6 to 20 exist without a long context only."""
+SUITES = ("ruler", "longbench", "babilong")
+SHORTEST = {
+    "ruler_vt": (1024, "makes prompts for ever where its worked example and ten sentences do not fit"),
+    "ruler_cwe": (2048, "repeats no word often enough to be common there, or asks for none at all"),
+    "ruler_fwe": (512, "has too few words to rank there"),
+}
+"""The shortest length at which a task of RULER means something, and what it does below."""
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+"""The sentence that `ruler_vt` hides its variables among."""
+BABILONG = tuple(1024 * k for k in (1, 2, 4, 8, 16, 32, 64, 128))
+SEED = 0
+
+
+def evaluate_harness(
+    model: Any,
+    tokenizer: Any,
+    group: str,
+    lengths: Sequence[int],
+    *,
+    samples: int = 50,
+    batch_size: int = 1,
+    results: Results | None = None,
+) -> list[Row]:
+    """A row for each task of `group` (a suite, a group of its tasks, or task names with commas) at each length.
+
+    Every task and length draws its documents anew from the same seed, so that all models and schemes meet the same.
+    No prompt is cut: `details["tokens"]` says how long they were. LongBench's documents have their own lengths and go
+    to the smallest of `lengths` that holds them; the rest is counted as `too_long`. What `results` has is not made
+    again, and what is made is added to them.
+    """
+    kept = results or Results(None, {})
+    return list(harness_rows(model, tokenizer, group, lengths, samples=samples, batch_size=batch_size, results=kept))
+
+
+def harness_rows(
+    model: Any,
+    tokenizer: Any,
+    group: str,
+    lengths: Sequence[int],
+    *,
+    samples: int,
+    batch_size: int,
+    results: Results,
+) -> Iterator[Row]:
+    """The rows of `evaluate_harness` as they come."""
+    tasks, wanted = planned(model, tokenizer, group, lengths, samples)
+    lm = wrapped(model, tokenizer, batch_size)
+    scheme = scheme_of(model)
+    with saved(tokenizer) as folder:
+        for name in tasks:
+            if name not in OFFLINE:
+                loaded(name, wanted[0], folder)  # what cannot be had is said now, not after hours
+        for name in tasks:
+            for low, length in zip([0, *wanted], wanted, strict=False):
+                key = f"{scheme}/harness/{name}/{low}-{length}/{samples}"
+                if key not in results.done:
+                    row = measured(lm, name, (low, length), folder, samples)
+                    results.add(key, [] if row is None else [Row(**{**row, "scheme": scheme})])
+                yield from results.done[key]
+
+
+def planned(
+    model: Any, tokenizer: Any, group: str, lengths: Sequence[int], samples: int
+) -> tuple[list[str], list[int]]:
+    """The tasks and lengths in order; raises for what can be known to be wrong before anything runs."""
+    wanted = sorted(set(lengths))
+    if not wanted or samples < 1:
+        raise PosencError(f"A harness needs lengths and at least one sample; got {list(lengths)} and {samples}.")
+    refuse_missing(tokenizer)
+    try:
+        from .harness_model import PatchedLM  # noqa: F401  an extra
+    except ImportError as error:
+        raise PosencError(
+            f"{error.name or error} is not installed, which RULER, LongBench and BABILong run through: "
+            "pip install 'hf-posenc[eval]'."
+        ) from None
+    refuse_mute(model)
+    tasks = task_names(group)
+    refuse_meaningless(tasks, wanted)
+    refuse_endless(tasks, wanted, tokenizer)
+    return tasks, wanted
+
+
+def refuse_mute(model: Any) -> None:
+    if not bare(model).can_generate():
+        raise PosencError(
+            f"{type(bare(model)).__name__} does not generate, and these suites score what a model writes: give them a "
+            "causal language model. LongEmbed's tasks, 'lemb', are for encoders."
+        )
+
+
+def wrapped(model: Any, tokenizer: Any, batch_size: int) -> PatchedLM:
+    from .harness_model import PatchedLM
+
+    with quiet():
+        return PatchedLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+
+
+def manager(metadata: dict[str, Any] | None = None) -> Any:
+    """lm-eval's own one for these suites alone: looking through all its tasks takes seconds."""
+    import lm_eval.tasks
+
+    root = Path(lm_eval.tasks.__file__).parent
+    return lm_eval.tasks.TaskManager(
+        include_path=[root / suite for suite in SUITES], include_defaults=False, metadata=metadata or {}
+    )
+
+
+def task_names(group: str) -> list[str]:
+    """The single tasks that a suite, a group or names with commas stand for; nothing is loaded."""
+    index = manager().task_index
+    names: list[str] = []
+    queue = [name.strip() for name in group.split(",") if name.strip()]
+    while queue:
+        name = queue.pop(0)
+        if name in ALIASES:
+            queue = [*ALIASES[name], *queue]
+        elif name not in index:
+            raise PosencError(
+                f"Unknown harness task {name!r}.{suggestion(name, [*SUITES, 'ruler_offline', *OFFLINE])}"
+            )
+        elif (entry := index[name]).tags and entry.cfg is None:
+            queue = [*sorted(entry.tags), *queue]
+        elif "group" in entry.cfg:
+            queue = [*entry.cfg["task"], *queue]
+        else:
+            names.append(name)
+    if not names:
+        raise PosencError(f"No harness task is named by {group!r}; for example: ruler, ruler_offline, longbench.")
+    return list(dict.fromkeys(names))
+
+
+def refuse_meaningless(tasks: Sequence[str], lengths: Sequence[int]) -> None:
+    """Lengths at which a task would hang or score nothing."""
+    for name in tasks:
+        shortest, why = SHORTEST.get(name, (0, ""))
+        if min(lengths) < shortest:
+            raise PosencError(
+                f"{name} at {min(lengths)} tokens {why}: ask for {shortest} or more, or leave the task out."
+            )
+        odd = [length for length in lengths if name.startswith("babilong") and length not in BABILONG]
+        if odd:
+            raise PosencError(f"BABILong has no length {odd[0]}; it has {', '.join(map(str, BABILONG))}.")
+
+
+def refuse_endless(tasks: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> None:
+    """`ruler_vt` also never ends, not even by Ctrl-C, where a tokenizer makes too much of its sentences.
+
+    Its prompt is an example of up to 500 tokens and no less than ten sentences, all else being worth eight more.
+    """
+    tokens = len(tokenizer(FILLER).input_ids)
+    if "ruler_vt" in tasks and (tokens > 35 or 500 + 18 * tokens > min(lengths)):
+        raise PosencError(
+            f"ruler_vt has no prompt that fits {min(lengths)} tokens of this tokenizer, which makes {tokens} of one "
+            "sentence of it, and would try for ever: ask for longer ones, or leave the task out."
+        )
+
+
+def loaded(name: str, length: int, tokenizer: str) -> Any:
+    """One task with documents of one length, the same ones whenever it is loaded."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    nominal: Any = f"{length // 1024}k" if name.startswith("babilong") else [length]
+    known = manager({"tokenizer": tokenizer, "max_seq_lengths": nominal})
+    try:
+        with quiet():
+            load_yaml(known.task_index[name].yaml_path)  # imports what the task calls, which may draw numbers
+            random.seed(SEED)
+            np.random.seed(SEED)
+            return known.load([name])["tasks"][name]
+    except OSError as error:  # what hubs and their clients raise; a connection's errors are among them
+        raise PosencError(
+            f"{name} needs data that cannot be reached ({str(error).splitlines()[0]}). Without a network these run: "
+            f"{', '.join(OFFLINE)}; together they are called ruler_offline."
+        ) from None
+    except ImportError as error:
+        raise PosencError(f"{name} needs a package: {error}. pip install 'hf-posenc[eval]' brings it.") from None
+    except ValueError as error:
+        raise PosencError(f"{name} cannot be made at {length} tokens: {error}") from None
+
+
+def measured(lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, samples: int) -> dict[str, Any] | None:
+    """The fields of a row; None where no document of LongBench has such a length."""
+    from lm_eval import evaluator
+
+    task = loaded(name, span[1], tokenizer)
+    task.set_config(key="num_fewshot", value=task.get_config("num_fewshot") or 0)
+    task.set_fewshot_seed(seed=SEED)
+    chosen, details = chosen_documents(lm, task, span, samples)
+    if not chosen:
+        return None
+    lm._max_length = details["tokens"]["longest"]
+    refuse_beyond_reach(lm.model, lm.max_length)
+    with quiet():
+        done = evaluator.evaluate(lm=lm, task_dict={"tasks": {name: task}}, samples={name: chosen}, bootstrap_iters=0)
+    answers = [answer(sample, span[1]) for sample in done["samples"][name]]
+    value, error = accuracy([each["score"] for each in answers])
+    return {
+        "task": name,
+        "protocol": "lm-eval",
+        "length": span[1],
+        "metric": "score" if name.startswith("longbench") else "accuracy",
+        "value": value,
+        "stderr": error,
+        "n": len(answers),
+        "details": {**details, "seed": SEED, "version": task.VERSION, "answers": answers},
+    }
+
+
+def chosen_documents(
+    lm: PatchedLM, task: Any, span: tuple[int, int], samples: int
+) -> tuple[list[int], dict[str, Any]]:
+    """The first documents that belong to this length, and how many tokens they need with their answers."""
+    own = task.config.task.startswith("longbench")  # documents as they are, of any length
+    task.build_all_requests(limit=None if own else samples)
+    needs = [lm.tokens_needed(request) for request in task.instances]
+    fitting = [i for i, need in enumerate(needs) if not own or span[0] < need <= span[1]][:samples]
+    counts = [needs[i] for i in fitting]
+    details: dict[str, Any] = {"documents": len(task.eval_docs)}
+    if counts:
+        details["tokens"] = {"mean": statistics.fmean(counts), "shortest": min(counts), "longest": max(counts)}
+    if own:
+        details["too_long"] = sum(need > span[1] for need in needs)
+    return fitting, details
+
+
+def answer(sample: dict[str, Any], length: int) -> dict[str, Any]:
+    """What was said, what should have been, and its score: RULER's under the name of the length."""
+    key = next(key for key in (str(length), "score", "acc") if key in sample["metrics"])
+    said = sample["filtered_resps"][0]
+    return {
+        "document": sample["doc_id"],
+        "target": sample["target"],
+        "answer": said[0] if isinstance(said, list) else said,
+        "score": float(sample[key]),
+    }
+
+
+@contextmanager
+def saved(tokenizer: Any) -> Iterator[str]:
+    """A folder with the tokenizer in it: RULER loads its own one, by name, to size the prompts."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        yield folder
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """lm-eval's tasks print as they go; what we print is rows. Its progress bars are on stderr and stay."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logger.setLevel(level)

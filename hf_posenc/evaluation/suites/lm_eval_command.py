@@ -1,0 +1,84 @@
+"""`hf-posenc lm-eval ...`: lm-eval's own command line, with our models in it and its traps taken out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import PosencError
+from .harness import refuse_meaningless, task_names
+
+ABSENT = -1
+"""What RULER prints as the score of a length that was not run."""
+
+
+def run_lm_eval(args: list[str]) -> None:
+    """Run lm-eval's command line on `args`, as they are, with `--model hf-posenc` known to it."""
+    try:
+        import lm_eval
+        from lm_eval._cli import HarnessCLI
+        from lm_eval.utils import setup_logging
+
+        from . import harness_model  # noqa: F401  registers the model
+    except ImportError as error:
+        raise PosencError(f"{error.name or error} is not installed: pip install 'hf-posenc[eval]'.") from None
+    setup_logging()
+    before = sys.argv
+    sys.argv = ["hf-posenc lm-eval", *args]  # where lm-eval reads them
+    try:
+        command = HarnessCLI()
+        given = command.parse_args()
+        if getattr(given, "command", None) == "run":
+            refuse_traps(given)
+        with without_absent_lengths(lm_eval):
+            execute(command, given)
+    finally:
+        sys.argv = before
+
+
+def execute(command: Any, given: argparse.Namespace) -> None:
+    try:
+        command.execute(given)
+    except ValueError as error:
+        if "Tasks not found" not in str(error):
+            raise
+        raise PosencError(f"lm-eval: {error}. `hf-posenc lm-eval ls tasks` lists those that it knows.") from None
+
+
+def refuse_traps(given: argparse.Namespace) -> None:
+    """Arguments on which lm-eval would hang, or say something else than it seems to."""
+    metadata = {**(given.model_args or {}), **(given.metadata or {})}
+    lengths = metadata.get("max_seq_lengths")
+    tasks = [name for name in given.tasks or () if name.startswith(("niah_", "ruler")) and "*" not in name]
+    if not tasks or not isinstance(lengths, list):
+        return
+    refuse_meaningless(task_names(",".join(tasks)), lengths)
+    if given.limit is not None and len(lengths) > 1:
+        raise PosencError(
+            f"--limit takes RULER's first documents, which are all of the length {lengths[0]}; the other lengths "
+            "would not run. Give one length at a time, or --samples with indices (each length has 500 documents), or "
+            f"use hf-posenc eval --harness {','.join(tasks)}, which spreads its samples over lengths."
+        )
+
+
+@contextmanager
+def without_absent_lengths(lm_eval: Any) -> Iterator[None]:
+    """Leaves lengths that were not asked out of tables and files, where lm-eval has -1 for them."""
+    evaluate = lm_eval.simple_evaluate
+
+    def present_only(*args: Any, **kwargs: Any) -> Any:
+        results = evaluate(*args, **kwargs)
+        for scores in [*results["results"].values(), *results.get("groups", {}).values()] if results else ():
+            absent = {key.partition(",")[0] for key, value in scores.items() if key[0].isdigit() and value == ABSENT}
+            for key in [key for key in scores if key.partition(",")[0].removesuffix("_stderr") in absent]:
+                del scores[key]
+        return results
+
+    lm_eval.simple_evaluate = present_only
+    try:
+        yield
+    finally:
+        lm_eval.simple_evaluate = evaluate

@@ -1,0 +1,36 @@
+"""What became of every model type that transformers knows, when each was tried. `make sweep` writes it anew."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+FILE = "verified.json"
+FAILED = ("refused", "wrong", "cannot")
+
+
+@cache
+def verified() -> dict[str, Any]:
+    """`about`: the versions; `families`: for each model type a verdict per scheme, or one under "*"."""
+    table: dict[str, Any] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+    return table
+
+
+def works(verdict: str) -> bool:
+    return not verdict.startswith(FAILED)
+
+
+def summary(verdicts: dict[str, str]) -> tuple[str, str, str]:
+    """A family in a line: in a word, the schemes that work by who can load them, and why others do not."""
+    grades: dict[str, list[str]] = {}
+    for scheme, verdict in verdicts.items():
+        if works(verdict):
+            grades.setdefault(verdict, []).append(scheme)
+    reasons = list(dict.fromkeys(v for v in verdicts.values() if not works(v)))
+    word = "works" if not reasons else "in part" if grades else reasons[0].partition(":")[0]
+    done = "; ".join(f"{grade}: {', '.join(schemes)}" for grade, schemes in grades.items())
+    said = " / ".join(reason.partition(": ")[2] for reason in reasons)
+    missing = [scheme for scheme, verdict in verdicts.items() if not works(verdict) and scheme != "*"]
+    return word, done, f"{', '.join(missing)}: {said}" if missing and grades else said

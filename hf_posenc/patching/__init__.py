@@ -1,0 +1,1 @@
+"""From a scheme to changes of a live model, and back."""

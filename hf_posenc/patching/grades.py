@@ -1,0 +1,122 @@
+"""Which scheme works on which family, and who can load the result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..core.effects import Effect, Geometry, ImageEffect
+from ..errors import PosencError, UnsupportedCell
+from ..families import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily
+from ..schemes import SCHEMES, Scheme
+
+CONFIG, WEIGHTS, SEALED = "config", "weights", "sealed"
+IMAGES = "images"
+KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope", IMAGES: "vit"}
+"""What a model's own positions can be, and a family that has them: who can load a scheme depends on that alone."""
+MEANING = {
+    CONFIG: "any transformers loads it right, from its config",
+    WEIGHTS: "any transformers loads it right, from its weights",
+    SEALED: "hf_posenc loads it right, transformers without it refuses",
+}
+
+
+def is_sealed(effect: Effect, family: Family) -> bool:
+    """Whether plain transformers cannot run this, so that a checkpoint of it must be refused there."""
+    rotation = effect.rotation
+    nameless = rotation is not None and (rotation.parameters is None or not family.rotary)
+    inside = effect.bias is not None or effect.pattern is not None or nameless
+    foreign = effect.table is not None and family.table is None
+    return inside or foreign or family.bias is not None
+
+
+def grade(effect: Effect, family: Family) -> str:
+    """How a checkpoint of this effect travels."""
+    if is_sealed(effect, family):
+        return SEALED
+    return WEIGHTS if family.table else CONFIG
+
+
+def image_grade(effect: ImageEffect, family: ImageFamily) -> str:
+    """How a checkpoint of this effect travels: plain transformers can read a table of one size, and resize it."""
+    if effect.sealed:
+        return SEALED
+    return CONFIG if effect.own is None and family.table_flag else WEIGHTS
+
+
+def refuse_lost_bias(effect: Effect, family: Family) -> None:
+    """Raise where a scheme keeps a model's own positions, and those are a bias, which a patch cannot keep."""
+    if effect.pattern is not None and family.bias:
+        raise UnsupportedCell(
+            f"This scheme keeps a model's own positions, and the bias of the family {family.name!r} cannot be kept."
+        )
+
+
+def sample_geometry(family: Family) -> Geometry:
+    """A common shape, to ask a scheme what it would do on a family."""
+    return Geometry(
+        hidden_size=512,
+        num_heads=8,
+        head_dim=64,
+        rotary_dim=64,
+        trained_length=1024,
+        causal=True,
+        rope={"rope_type": "default", "rope_theta": 10_000.0} if family.rotary else None,
+    )
+
+
+def sample_image_geometry() -> Geometry:
+    """The same, of a model of images."""
+    base = sample_geometry(FAMILIES["nope"])
+    return replace(base, causal=False, trained_length=196, grid=(14, 14), patch=(16, 16), layers=12)
+
+
+def sample_scheme(name: str) -> Scheme:
+    """A scheme with only what it must be told."""
+    cls = SCHEMES[name]
+    return cls(factor=4.0) if cls.extends else cls()
+
+
+def cells() -> dict[tuple[str, str], str]:
+    """Every scheme on every kind of positions with its grade, or the reason why it is refused."""
+    table = {}
+    for name in SCHEMES:
+        for kind, family in KINDS.items():
+            try:
+                table[name, kind] = _cell(sample_scheme(name), kind, family)
+            except PosencError as reason:
+                table[name, kind] = f"refused: {reason}"
+    return table
+
+
+def _cell(scheme: Scheme, kind: str, family: str) -> str:
+    if kind == IMAGES:
+        return image_grade(scheme.on_images(sample_image_geometry()), IMAGE_FAMILIES[family])
+    effect = scheme.effect(sample_geometry(FAMILIES[family]))
+    refuse_lost_bias(effect, FAMILIES[family])
+    return grade(effect, FAMILIES[family])
+
+
+def serving_advice(scheme: str, portability: str) -> str:
+    """Which runtimes other than transformers can serve a model, honestly."""
+    if scheme not in SCHEMES:
+        return "whatever serves the unpatched model"
+    if portability.startswith(WEIGHTS):
+        return "any that serves this family: the table is part of the weights"
+    if portability.startswith(CONFIG):
+        if scheme in ("none", "proportional"):
+            return "none is known to read this rope_type; transformers does"
+        return "those that read rope_parameters (vLLM, llama.cpp after conversion); not measured here"
+    nearest = SCHEMES[scheme].nearest
+    if nearest is None:
+        return "none can; no scheme that they know is near it (yarn or ntk extend the same base model)"
+    return f"none can; the nearest scheme that they know is {nearest!r}"
+
+
+def table_markdown() -> str:
+    """The table of the README."""
+    grades = cells()
+    lines = [f"| scheme | on {' | on '.join(KINDS)} | what it does |", "|---" * (len(KINDS) + 2) + "|"]
+    for name, scheme in SCHEMES.items():
+        row = " | ".join(grades[name, kind].partition(":")[0] for kind in KINDS)
+        lines.append(f"| `{name}` | {row} | {scheme.summary} |")
+    return "\n".join(lines)

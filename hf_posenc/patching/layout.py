@@ -1,0 +1,93 @@
+"""Which channels a live model turns, found by watching it: models pair them differently, and some layers turn none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from ..errors import PosencError, UnsupportedCell
+from ..families import Group
+from ..runtime.kernels import own_eager
+from ..runtime.positions import HALVES, LAYOUTS, PREFIX, rotate
+
+KNOWN = {"llama": HALVES, "mistral": HALVES, "qwen2": HALVES, "qwen3": HALVES}
+"""Model types that need not be watched, so that their checkpoints can be patched without weights."""
+WATCHED = PREFIX + "watched"
+
+
+def watched_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> Any:
+    """The family's own eager attention, which lets the layer keep the keys that it was given."""
+    module.posenc_keys = key.detach()
+    return own_eager(module)(module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register(WATCHED, watched_attention)
+AttentionMaskInterface.register(WATCHED, eager_mask)
+
+
+def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
+    """How pairs of channels lie in a group of layers, and which of those layers turn nothing.
+
+    One token sees only itself, so that its states are the same wherever it stands: what differs in its keys between
+    two positions is the rotation.
+    """
+    kind = group.stack.config.model_type
+    if kind in KNOWN or not group.attentions:  # without attention to work in the scheme is refused later
+        return KNOWN.get(kind, HALVES), ()
+    try:
+        before, after = (_keys(group, position) for position in (0, 3))
+    except Exception as error:
+        raise UnsupportedCell(
+            f"This scheme turns keys by itself, and which channels this {kind!r} model turns could not be found out: "
+            f"running it on one token failed ({error or type(error).__name__}). A checkpoint on disk must be loaded "
+            "and patched live."
+        ) from None
+    inv_freq = group.inv_freq().float()
+    turned = (3 * inv_freq)[None, None]
+    angles = (turned.cos(), turned.sin())
+    layouts, still = set(), []
+    for index, (one, other) in enumerate(zip(before, after, strict=True)):
+        if torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(one.abs().max())):
+            still.append(index)
+            continue
+        fitting = [
+            name
+            for name in LAYOUTS
+            if torch.allclose(rotate(one, angles, name), other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+        ]
+        layouts.add(fitting[0] if fitting else None)
+    if len(layouts) != 1 or None in layouts:
+        raise UnsupportedCell(
+            f"This scheme turns keys by itself, and how this {kind!r} model turns them is none of the ways that are "
+            f"known ({', '.join(LAYOUTS)}). Schemes that rescale RoPE in its config ('ntk', 'yarn') work."
+        )
+    return str(layouts.pop()), tuple(still)
+
+
+def _keys(group: Group, position: int) -> list[Tensor]:
+    """The keys of one token at a position, in every layer of the group, in fp32."""
+    config, root = group.stack.config, group.stack.root
+    kernel, training = config._attn_implementation, [m for m in root.modules() if m.training]
+    words = root.get_input_embeddings().weight
+    if not len(words) or words.device.type == "meta":
+        raise PosencError("its weights are not loaded")
+    token = int(words[:64].float().norm(dim=-1).argmax())  # not padding, whose vector is zero
+    try:
+        config._attn_implementation = WATCHED
+        root.eval()
+        with torch.no_grad():
+            ids, where = (torch.full((1, 1), n, device=words.device) for n in (token, position))
+            root(input_ids=ids, position_ids=where, use_cache=False)
+        return [attention.posenc_keys.float() for attention in group.attentions]
+    finally:
+        config._attn_implementation = kernel
+        for module in training:  # one by one: parts may have been set apart
+            module.training = True
+        for attention in group.attentions:
+            vars(attention).pop("posenc_keys", None)

@@ -1,0 +1,1 @@
+"""What runs in the forward of a patched model."""

@@ -1,0 +1,148 @@
+"""The attention functions that patched models run, registered with transformers.
+
+`hf_posenc_sdpa` and `hf_posenc_eager` turn q and k and add the bias, then call the kernel they are named after. A
+checkpoint that names one of them is refused by a transformers that does not know this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from ..core.effects import FollowingRotation
+from ..errors import PosencError
+from . import kernels
+from .grids import GridLink
+from .kernels import is_causal
+from .positions import PREFIX, Call, Positions, rotate
+from .renderings import mask_rows
+from .zones import attend_in_zones
+
+Kernel = Callable[..., tuple[Tensor, Tensor | None]]
+Output = tuple[Tensor, Tensor | None]
+
+
+def attend(
+    kernel: Kernel,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    posenc_call: Call | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> Output:
+    """Attention of a patched model: turn q and k, add the bias, and leave the rest to the kernel.
+
+    `position_bias` is the family's own, where it has one: a patched layer takes none.
+    """
+    link = getattr(module, "posenc_link", None)
+    if link is None:
+        raise PosencError(
+            "This model's config names an attention of hf_posenc, but the model itself is not patched. "
+            "Load the checkpoint with hf_posenc.load, or patch the model."
+        )
+    if link.root is None:
+        own = {} if position_bias is None else {"position_bias": position_bias}
+        return kernel(module, query, key, value, attention_mask, **own, **kwargs)
+    if isinstance(link, GridLink):
+        mask, grid = link.told(attention_mask)
+        return kernel(module, *link.turn(query, key, grid), value, mask, **kwargs)
+    assert posenc_call is not None
+    shared: Positions = link.shared
+    bias = link.bias
+    if shared.pattern is not None:
+        unpadded = shared.forgets and posenc_call.first_query is None  # the mask knows nothing of what was dropped
+        return attend_in_zones(
+            module,
+            query,
+            key,
+            value,
+            None if unpadded else attention_mask,
+            posenc_call,
+            shared,
+            causal=is_causal(module, kwargs),
+            weighs=kernel is kernels.eager,
+            **kwargs,
+        )
+    if posenc_call.angles is not None:
+        of_query, of_key = posenc_call.angles
+        query = rotate(query, of_query, shared.layout)
+        key = key if posenc_call.keys_turned else rotate(key, of_key, shared.layout)
+    elif shared.late:
+        return _attend_in_stages(kernel, module, query, key, value, attention_mask, posenc_call, shared, **kwargs)
+    if bias is None:
+        return kernel(module, query, key, value, attention_mask, **kwargs)
+    extra = {"bias": bias, "call": posenc_call, "rendering": shared.rendering}
+    return kernel(module, query, key, value, attention_mask, **extra, **kwargs)
+
+
+def _attend_in_stages(
+    kernel: Kernel,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    shared: Positions,
+    **kwargs: Any,
+) -> Output:
+    """Keys come unturned from the cache; they are turned once for each stage that queries of this call are in."""
+    assert isinstance(shared.rotation, FollowingRotation)
+    causal = is_causal(module, kwargs)
+    queries, keys = (p.expand(query.shape[0], -1) for p in (call.query, call.key(key.shape[2])))
+    stage = shared.rotation.stage(_visible(queries, keys, mask, causal))
+
+    def turned(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
+        q = rotate(query[:, :, part], shared.angles(queries[:, part], now), shared.layout)
+        return q, rotate(key, shared.angles(keys, now), shared.layout)
+
+    stages = [0] if query.shape[2] == 1 else stage.unique().tolist()
+    if len(stages) == 1:
+        return kernel(module, *turned(slice(None), stage[:, 0]), value, mask, **kwargs)
+    parts = []
+    for now in stages:
+        here = stage == now
+        tokens = here.any(0).nonzero()
+        part = slice(int(tokens[0]), int(tokens[-1]) + 1)
+        rows = mask_rows(mask, part.start, part.stop, key.shape[2], causal, query.device)
+        q, k = turned(part, torch.full_like(stage[:, 0], now))
+        parts.append((here[:, part], part, kernel(module, q, k, value, rows, **{**kwargs, "is_causal": False})))
+    return _merge(parts, query.shape[2])
+
+
+def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:
+    """Each token's output from the stage that it is in."""
+    _, _, (output, weights) = parts[0]
+    outputs = output.new_zeros((output.shape[0], length, *output.shape[2:]))
+    every = None if weights is None else weights.new_zeros((*weights.shape[:2], length, weights.shape[3]))
+    for here, part, (output, weights) in parts:
+        outputs[:, part] = torch.where(here[..., None, None], output, outputs[:, part])
+        if every is not None:
+            every[:, :, part] = torch.where(here[:, None, :, None], weights, every[:, :, part])  # type: ignore[arg-type]
+    return outputs, every
+
+
+def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """How many tokens each query sees of its text: up to itself, or to the last one that the mask lets through."""
+    if causal:
+        return queries + 1
+    if mask is None:
+        return (keys.amax(-1, keepdim=True) + 1).expand_as(queries)
+    seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
+    first = torch.where(seen.any(1), keys, keys.amax() + 1).amin(-1)[:, None]  # padding in front is no text
+    return torch.where(seen, keys[:, None], -1).amax(-1) + 1 - first
+
+
+for _name, _kernel, _mask in (("sdpa", kernels.sdpa, sdpa_mask), ("eager", kernels.eager, eager_mask)):
+    # Without its mask function an attention function gets no mask, and padding would be seen in silence.
+    AttentionInterface.register(PREFIX + _name, partial(attend, _kernel))
+    AttentionMaskInterface.register(PREFIX + _name, _mask)

@@ -1,0 +1,161 @@
+"""Attention in zones: exact, in blocks of queries, so that no score per pair of tokens stays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.integrations.sdpa_attention import repeat_kv
+
+from ..core.patterns import Pattern
+from . import triangles
+from .positions import Call, Positions, rotate
+
+BLOCK = 256
+"""Queries whose scores are in memory at once."""
+
+
+class Work(NamedTuple):
+    """One attention call, with all heads of keys written out."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    """Additive or of truth values, (batch, 1 or heads, queries, keys)."""
+    at: Tensor
+    """Positions of the queries, (batch or 1, queries)."""
+    keys_at: Tensor
+    pattern: Pattern
+    shared: Positions
+    scaling: float
+    dropout: float
+    softcap: float | None
+    sinks: Tensor | None
+    """A number per head that takes part in every softmax and has no value."""
+
+
+def attend_in_zones(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    shared: Positions,
+    *,
+    causal: bool,
+    weighs: bool,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`weighs`: whether the attention weights are wanted too."""
+    pattern = shared.pattern
+    assert pattern is not None
+    length, groups = query.shape[2], query.shape[1] // key.shape[1]
+    if mask is None and causal and key.shape[2] > length > 1 and not shared.forgets:
+        # an empty static cache: what follows the queries is not there yet
+        key, value = key[:, :, :length], value[:, :, :length]
+    at, keys_at = call.query, call.key(key.shape[2])
+    scaling = kwargs.get("scaling")
+    work = Work(
+        query=query,
+        key=repeat_kv(key, groups),
+        value=repeat_kv(value, groups),
+        mask=mask,
+        at=at,
+        keys_at=keys_at,
+        pattern=pattern,
+        shared=shared,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        dropout=kwargs.get("dropout", 0.0) if module.training else 0.0,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+    sharper = pattern.sharpness(_text_length(work))
+    if sharper is not None:
+        work = work._replace(query=query * sharper[:, None, :, None].to(query.dtype))
+    if not weighs and mask is None and _plain(work) and call.without_gaps(False):
+        output = triangles.attend(work)
+        return output.transpose(1, 2).contiguous(), None
+    return _in_blocks(work, causal and mask is None, weighs)
+
+
+def _text_length(work: Work) -> Tensor:
+    """How much text each query can look at: up to itself, or all that is no padding, (batch or 1, queries)."""
+    if work.pattern.causal:
+        return work.at + 1
+    if work.mask is None:
+        return torch.full_like(work.at, work.key.shape[2])
+    seen = work.mask if work.mask.dtype == torch.bool else work.mask == 0
+    return seen[:, 0].any(1).sum(-1, keepdim=True).expand(-1, work.at.shape[1])
+
+
+def _plain(work: Work) -> bool:
+    """Whether the way by triangles fits: one text without holes, from its first token on, and no gradient."""
+    if torch.compiler.is_compiling():
+        return False
+    square = work.query.shape[2] == work.key.shape[2] > 1 and work.query.shape[3] == work.value.shape[3]
+    bare = work.dropout == 0.0 and work.softcap is None and work.sinks is None
+    cpu = work.query.device.type == "cpu" and not torch.is_grad_enabled()
+    return square and bare and cpu and triangles.fits(work.pattern) and bool((work.at[:, 0] == 0).all())
+
+
+def _in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:
+    length = work.query.shape[2]
+    starts = range(0, length, length if weighs else BLOCK)
+    run: Callable[..., tuple[Tensor, Tensor | None]] = partial(_block, work, causal, weighs)
+    if torch.is_grad_enabled() and len(starts) > 1:
+        run = partial(checkpoint, run, use_reentrant=False)
+    # From the end: later blocks see more, and what they leave behind is large enough for the others.
+    parts = [run(start, min(start + BLOCK, length) if not weighs else length) for start in reversed(starts)]
+    output = torch.cat([part for part, _ in reversed(parts)], 2).transpose(1, 2).contiguous()
+    return output, parts[0][1] if weighs else None
+
+
+def _block(work: Work, causal: bool, weighs: bool, start: int, end: int) -> tuple[Tensor, Tensor | None]:
+    """Queries start..end over the keys that any of them sees, or over all keys where weights are wanted."""
+    part = slice(start, end)
+    at, keys_at = work.at[:, part], work.keys_at
+    mask = None if work.mask is None else work.mask[:, :, part, : keys_at.shape[1]]
+    chosen: Any = slice(None)
+    if not torch.compiler.is_compiling() and not weighs:
+        seen = work.pattern.visible(at, keys_at).any(0).any(0)
+        chosen = slice(None) if bool(seen.all()) else seen.nonzero()[:, 0]
+    key, value, keys_at = work.key[:, :, chosen], work.value[:, :, chosen], keys_at[:, chosen]
+    scores = zone_scores(work, work.query[:, :, part], key, at, keys_at)
+    least = torch.finfo(scores.dtype).min
+    if mask is not None:
+        mask = mask[..., chosen]
+        scores = torch.where(mask, scores, least) if mask.dtype == torch.bool else (scores + mask).clamp(min=least)
+    elif causal:
+        hidden = (keys_at[:, None, :] > at[:, :, None]) | (keys_at < 0)[:, None, :]
+        scores = scores.masked_fill(hidden[:, None], least)
+    if work.sinks is not None:
+        column = work.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    weights = F.dropout(weights.to(value.dtype), p=work.dropout)
+    return weights @ value, weights if weighs else None
+
+
+def zone_scores(work: Work, query: Tensor, key: Tensor, at: Tensor, keys_at: Tensor) -> Tensor:
+    """Scores in fp32, each pair's from the zone that it is in; pairs that are in none get the least number."""
+    scores: Tensor | None = None
+    for zone in work.pattern.zones(at, keys_at):
+        q, k = query, key
+        if work.shared.rotation is not None:
+            q = rotate(query, work.shared.angles(zone.query), work.shared.layout)
+            k = rotate(key, work.shared.angles(zone.key), work.shared.layout)
+        here = (q @ k.transpose(2, 3)).float() * work.scaling
+        if work.softcap is not None:
+            here = torch.tanh(here / work.softcap) * work.softcap
+        other = torch.finfo(torch.float32).min if scores is None else scores
+        scores = torch.where(zone.seen[:, None], here, other)
+    assert scores is not None
+    return scores
