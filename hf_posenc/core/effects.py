@@ -23,16 +23,16 @@ class Geometry:
     num_heads: int
     head_dim: int
     rotary_dim: int
-    """Channels of a head that a rotation turns; the whole head on families without RoPE."""
+    """Channels of a head that are rotated; the whole head on families without RoPE."""
     trained_length: int
     causal: bool
     initializer_range: float = 0.02
     rope: Mapping[str, Any] | None = None
     """The model's own `rope_parameters`, which a scheme starts from; None on families without RoPE."""
     layout: str = "halves"
-    """Which channels form a pair, for schemes that turn them by themselves."""
+    """Which channels form a pair, for schemes that rotate them by themselves."""
     unturned: tuple[int, ...] = ()
-    """Layers, by their place in the group, that the model does not turn."""
+    """Layers, by their place in the group, that the model does not rotate."""
     grid: tuple[int, ...] = ()
     """Rows and columns of patches in the images of the config's size; empty on models of text."""
     patch: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class FollowingRotation(Rotation):
     """A rotation whose frequencies shrink in stages as the visible text grows past `border`.
 
     A query that sees `length` tokens is in stage ceil((length - border) / step), or 0 up to the border;
-    in a stage, pair i turns with `inv_freq[i] * exp(-growth(stage) * weights[i])`. The stage belongs to the
+    in a stage, pair i rotates with `inv_freq[i] * exp(-growth(stage) * weights[i])`. The stage belongs to the
     query, not to the call: so a full pass, a cached one and a chunked one agree, and no row sees its neighbours.
     """
 

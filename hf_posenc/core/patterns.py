@@ -1,7 +1,7 @@
 """Which keys a query sees, and how far away it takes them to be: the maths of schemes that change more than angles.
 
 A pattern divides the pairs of a query and a key into zones. In each zone positions are mapped, those of queries and
-those of keys, before q and k are turned; a pair that is in no zone is not seen.
+those of keys, before q and k are rotated; a pair that is in no zone is not seen.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Scattered(Pattern):
     def _drawn(self, query: Tensor, key: Tensor) -> Tensor:
         """The blocks that each block of queries draws: the same for every length of text, since they are hashed."""
         drawn = torch.zeros((len(query), query.shape[1], key.shape[1]), dtype=torch.bool, device=query.device)
-        for turn in range(self.random_blocks):
-            mixed = (query + 1) * 2654435761 + (turn + 1) * 40503 + (self.seed + 1) * 69069
+        for draw in range(self.random_blocks):
+            mixed = (query + 1) * 2654435761 + (draw + 1) * 40503 + (self.seed + 1) * 69069
             mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)
             drawn = drawn | ((mixed % (query + 1))[:, :, None] == key[:, None, :])
         return drawn if self.causal else drawn | self._drawn_back(query, key)

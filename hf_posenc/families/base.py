@@ -33,7 +33,7 @@ class Family:
     positions: str
     """What the family's own positions are, in a word."""
     rotary: bool = False
-    """Whether q and k are turned, by modules that `config.rope_parameters` describes."""
+    """Whether q and k are rotated, by modules that `config.rope_parameters` describes."""
     stacks: tuple[str, ...] = ("",)
     """Paths of the stacks of layers from the base model (`model.base_model`); those that a model has not are passed
     over, so that a decoder alone is served as well as an encoder and a decoder."""

@@ -12,7 +12,7 @@ from torch import nn
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 """In the path of attention layers that look at another text, where positions of this one mean nothing."""
 ROTATES = re.compile(r"apply\w*rot", re.IGNORECASE)
-"""In the names that a forward uses when it turns channels."""
+"""In the names that a forward uses when it rotates channels."""
 FREQUENCIES = re.compile(r"(?:(?P<layer_type>\w+)_)?inv_freq")
 """The buffers of a rotary module: one, or one for each type of layer."""
 
@@ -66,7 +66,7 @@ def calls_interface(module: Any) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _names_used(cls)
 
 
-def turns(module: Any) -> bool:
+def rotates(module: Any) -> bool:
     """Whether a module applies rotary angles to something in its forward."""
     cls: Any = type(module)
     return any(ROTATES.search(name) for name in _names_used(cls))

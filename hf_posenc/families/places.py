@@ -19,8 +19,8 @@ from .finding import (
     layers_with,
     module_at,
     rotary_sites,
+    rotates,
     site_at,
-    turns,
 )
 
 
@@ -37,7 +37,7 @@ class Stack:
     crosses: list[nn.Module]
     rotaries: list[Site]
     unreached: list[nn.Module]
-    """Layers that turn their input by themselves, out of reach of the attention interface."""
+    """Layers that rotate their input by themselves, out of reach of the attention interface."""
 
     @property
     def config(self) -> Any:
@@ -183,7 +183,7 @@ def _stacks(model: PreTrainedModel, family: Family) -> list[Stack]:
 def _stack(family: Family, name: str, root: Any, kind: str) -> Stack:
     own, crosses = attention_layers(root, kind)
     reached = {id(attention) for attention in own}
-    unreached = [m for m in root.modules() if turns(m) and id(m) not in reached]
+    unreached = [m for m in root.modules() if rotates(m) and id(m) not in reached]
     return Stack(family, name, root, own, crosses, rotary_sites(root, kind), unreached)
 
 

@@ -22,7 +22,7 @@ refuse(
     "inkling_text",
 )
 refuse(
-    "it turns queries and keys by a table of its own that no config describes, inside its own attention",
+    "it rotates queries and keys by a table of its own that no config describes, inside its own attention",
     "codegen",
     "gptj",
     "roformer",

@@ -18,7 +18,7 @@ from ..runtime.positions import PREFIX, before_attention
 from ..runtime.rotary import SEALED, STILL, Rotary, built, frequencies, scaling_of
 from .grades import is_sealed
 from .measure import own_rope
-from .plan import turned_inside, works_inside
+from .plan import rotates_inside, works_inside
 from .records import Record
 
 MOVING = ("dynamic", "longrope")
@@ -100,7 +100,7 @@ def _group_faults(group: Group, effect: Effect, record: Record) -> list[str]:
     if shared is None:
         return ["the base model has lost its 'posenc' module"]
     faults, rotation = [], effect.rotation
-    if turned_inside(rotation, group.stack):
+    if rotates_inside(rotation, group.stack):
         assert rotation is not None
         live = shared.inv_freq.float().cpu()
         if shared.rotation != rotation or not torch.equal(live, torch.tensor(rotation.inv_freq)):

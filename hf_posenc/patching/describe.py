@@ -38,14 +38,14 @@ class Description:
     factor: float | None
     rope_theta: float | None
     effective_theta: float | None
-    """The theta of a plain RoPE whose slowest pair turns as the live one does."""
+    """The theta of a plain RoPE whose slowest pair rotates as the live one does."""
     shortest_wavelength: float | None
     """In tokens."""
     longest_wavelength: float | None
     pairs: int
-    """Rotary pairs that turn at all; 0 where the rotation is switched off."""
+    """Rotary pairs that rotate at all; 0 where the rotation is switched off."""
     pairs_below_one_turn: int
-    """Those of them that turn less than once within the trained length."""
+    """Those of them that rotate less than once within the trained length."""
     attention_scaling: float
     """What cos and sin are multiplied by: scores are scaled by its square."""
     kernel: str
@@ -69,7 +69,7 @@ def describe(model: Any) -> Description | ImageDescription:
     inv_freq, scaling = live_rotation(group)
     if switched(where):
         inv_freq = torch.zeros(0)
-    turning = [f for f in inv_freq.tolist() if f > STILL]
+    rotating = [f for f in inv_freq.tolist() if f > STILL]
     trained = record.geometry.trained_length if record else own_length(where)
     rope = rope_of(where.config, group.layer_type) if where.has_rotary else None
     return Description(
@@ -80,12 +80,12 @@ def describe(model: Any) -> Description | ImageDescription:
         trained_length=trained,
         target_length=own_length(where),
         factor=record.scheme.span(record.geometry).factor if record else (rope or {}).get("factor"),
-        rope_theta=_theta(rope, record) if turning else None,
-        effective_theta=effective_theta(turning, len(inv_freq)),
-        shortest_wavelength=2 * math.pi / max(turning) if turning else None,
-        longest_wavelength=2 * math.pi / min(turning) if turning else None,
-        pairs=len(turning),
-        pairs_below_one_turn=sum(f * (trained or 0) < 2 * math.pi for f in turning),
+        rope_theta=_theta(rope, record) if rotating else None,
+        effective_theta=effective_theta(rotating, len(inv_freq)),
+        shortest_wavelength=2 * math.pi / max(rotating) if rotating else None,
+        longest_wavelength=2 * math.pi / min(rotating) if rotating else None,
+        pairs=len(rotating),
+        pairs_below_one_turn=sum(f * (trained or 0) < 2 * math.pi for f in rotating),
         attention_scaling=scaling,
         kernel=where.config._attn_implementation,
         table=_table(where),
@@ -141,14 +141,14 @@ def switched(where: Places) -> bool:
     return switch is not None and bool(getattr(where.config, switch[0]))
 
 
-def effective_theta(turning: list[float], pairs: int) -> float | None:
-    if len(turning) < 2:
+def effective_theta(rotating: list[float], pairs: int) -> float | None:
+    if len(rotating) < 2:
         return None
-    return float(min(turning) ** (-pairs / (len(turning) - 1)))
+    return float(min(rotating) ** (-pairs / (len(rotating) - 1)))
 
 
 def live_rotation(group: Group) -> tuple[Tensor, float]:
-    """The frequencies and the scale that q and k are turned with right now."""
+    """The frequencies and the scale that q and k are rotated with right now."""
     for attention in group.attentions:
         link = vars(attention).get("posenc_link")
         if link is not None and link.root is not None and link.shared.rotation is not None:

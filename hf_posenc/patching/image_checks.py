@@ -11,7 +11,7 @@ from torch import nn
 from ..core.effects import ImageEffect
 from ..families import ImagePlaces
 from ..families.towers import pair
-from ..runtime.grids import FLAG, GridReader, before_image, before_patches, before_turning
+from ..runtime.grids import FLAG, GridReader, before_image, before_patches, before_rotation
 from ..runtime.positions import PREFIX
 from .grades import MEANING, image_grade
 from .plan_images import table_rows
@@ -107,7 +107,7 @@ def _rotation_faults(where: ImagePlaces, effect: ImageEffect) -> list[str]:
     faults = []
     if not name.startswith(PREFIX):
         faults.append(f"the attention is {name!r}, which drops the scheme; set it to {PREFIX + 'sdpa'!r}")
-    hooked = [before_turning in a._forward_pre_hooks.values() for a in where.attentions]
+    hooked = [before_rotation in a._forward_pre_hooks.values() for a in where.attentions]
     if not all(hooked):
         faults.append(f"{hooked.count(False)} of {len(hooked)} attention layers have lost their hook")
     if before_image not in where.root._forward_pre_hooks.values():

@@ -1,4 +1,4 @@
-"""Which channels a live model turns, found by watching it: models pair them differently, and some layers turn none."""
+"""Which channels a live model rotates, found by watching it: models pair them differently, some rotate none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AttentionMaskInterface.register(WATCHED, eager_mask)
 
 
 def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
-    """How pairs of channels lie in a group of layers, and which of those layers turn nothing.
+    """How pairs of channels lie in a group of layers, and which of those layers rotate nothing.
 
     One token sees only itself, so that its states are the same wherever it stands: what differs in its keys between
     two positions is the rotation.
@@ -44,13 +44,13 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
         before, after = (_keys(group, position) for position in (0, 3))
     except Exception as error:
         raise UnsupportedCell(
-            f"This scheme turns keys by itself, and which channels this {kind!r} model turns could not be found out: "
+            f"This scheme rotates keys by itself, and which channels this {kind!r} model rotates is not known: "
             f"running it on one token failed ({error or type(error).__name__}). A checkpoint on disk must be loaded "
             "and patched live."
         ) from None
     inv_freq = group.inv_freq().float()
-    turned = (3 * inv_freq)[None, None]
-    angles = (turned.cos(), turned.sin())
+    rotated = (3 * inv_freq)[None, None]
+    angles = (rotated.cos(), rotated.sin())
     layouts, still = set(), []
     for index, (one, other) in enumerate(zip(before, after, strict=True)):
         if torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(one.abs().max())):
@@ -64,8 +64,8 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
         layouts.add(fitting[0] if fitting else None)
     if len(layouts) != 1 or None in layouts:
         raise UnsupportedCell(
-            f"This scheme turns keys by itself, and how this {kind!r} model turns them is none of the ways that are "
-            f"known ({', '.join(LAYOUTS)}). Schemes that rescale RoPE in its config ('ntk', 'yarn') work."
+            f"This scheme rotates keys by itself, and how this {kind!r} model rotates them is none of the ways "
+            f"that are known ({', '.join(LAYOUTS)}). Schemes that rescale RoPE in its config ('ntk', 'yarn') work."
         )
     return str(layouts.pop()), tuple(still)
 

@@ -25,7 +25,7 @@ from ..runtime.positions import PREFIX, SEAL, Link, Positions, before_attention
 from ..runtime.rotary import (
     SEALED,
     STILL,
-    UNTURNED,
+    UNROTATED,
     Rotary,
     built,
     carried_over,
@@ -118,11 +118,11 @@ def works_inside(effect: Effect, stack: Stack) -> bool:
     """Whether attention layers must do what they do not do by themselves, or leave what they do."""
     rotation = effect.rotation
     added = effect.bias is not None or effect.pattern is not None
-    return added or turned_inside(rotation, stack) or bool(stack.family.bias and stack.attentions)
+    return added or rotates_inside(rotation, stack) or bool(stack.family.bias and stack.attentions)
 
 
-def turned_inside(rotation: Rotation | None, stack: Stack) -> bool:
-    """Whether q and k are turned by us, not by the model's own rotary module."""
+def rotates_inside(rotation: Rotation | None, stack: Stack) -> bool:
+    """Whether q and k are rotated by us, not by the model's own rotary module."""
     return rotation is not None and (rotation.follows_length or not stack.rotaries)
 
 
@@ -221,7 +221,7 @@ def rotary_words(
     for group in groups:
         rotation, geometry, kept = effects[group.name].rotation, geometries[group.name], _kept(stack, group.layer_type)
         if rotation is None:
-            said: list[Mapping[str, Any]] = list(UNTURNED)
+            said: list[Mapping[str, Any]] = list(UNROTATED)
             pairs: Sequence[float] = (1e-30,) * (geometry.rotary_dim // 2)
             scaling = 1.0
         else:
@@ -238,14 +238,14 @@ def rotary_words(
 
 
 def _refuse_unreached(stack: Stack, groups: list[Group], effects: Effects) -> None:
-    """Layers that turn their input by themselves would lose their positions where a bias takes their place."""
+    """Layers that rotate their input by themselves would lose their positions where a bias takes their place."""
     taken = [effects[group.name].rotation for group in groups if works_inside(effects[group.name], stack)]
     if not stack.unreached or not any(rotation is None or rotation.follows_length for rotation in taken):
         return
     names = sorted({type(module).__name__ for module in stack.unreached})
     raise UnsupportedCell(
         f"This scheme takes rotation away and works inside attention, and {', '.join(names)} of this "
-        f"{stack.config.model_type!r} model turns its input by itself, out of reach. Schemes that rescale RoPE "
+        f"{stack.config.model_type!r} model rotates its input by itself, out of reach. Schemes that rescale RoPE "
         "('ntk', 'yarn', 'linear') work."
     )
 
@@ -341,7 +341,7 @@ def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geomet
         effect, geometry = effects[group.name], geometries[group.name]
         suffix = f"_{group.layer_type}" if len(groups) > 1 else ""
         weight = root.get_input_embeddings().weight
-        rotation = effect.rotation if turned_inside(effect.rotation, stack) else None
+        rotation = effect.rotation if rotates_inside(effect.rotation, stack) else None
         shared = Positions(rotation, weight.device, geometry.layout, effect.pattern, effect.forgets)
         edits.append(Swap(root, "posenc" + suffix, shared))
         if effect.bias is not None:

@@ -12,7 +12,7 @@ from ..core.effects import Geometry, ImageEffect, OwnGrid
 from ..errors import PosencError, UnsupportedCell, UnsupportedModel
 from ..families.towers import ImagePlaces, pair
 from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
-from ..runtime.grids import FLAG, GridLink, GridReader, before_image, before_patches, before_turning, resized
+from ..runtime.grids import FLAG, GridLink, GridReader, before_image, before_patches, before_rotation, resized
 from ..runtime.positions import PREFIX, SEAL
 from ..schemes import Scheme
 from .edits import Edit, Hook, Journal, Swap
@@ -196,5 +196,5 @@ def _attention_edits(where: ImagePlaces, rotation: nn.Module) -> list[Edit]:
     edits.append(Swap(root, "posenc_rotation", rotation.to(where.convolution.weight.device)))
     for index, attention in enumerate(where.attentions):
         edits.append(Swap(attention, "posenc_link", GridLink(root, index, where.special)))
-        edits.append(Hook(attention, before_turning))
+        edits.append(Hook(attention, before_rotation))
     return edits

@@ -1,6 +1,6 @@
 """The attention functions that patched models run, registered with transformers.
 
-`hf_posenc_sdpa` and `hf_posenc_eager` turn q and k and add the bias, then call the kernel they are named after. A
+`hf_posenc_sdpa` and `hf_posenc_eager` rotate q and k and add the bias, then call the kernel they are named after. A
 checkpoint that names one of them is refused by a transformers that does not know this package.
 """
 
@@ -39,7 +39,7 @@ def attend(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> Output:
-    """Attention of a patched model: turn q and k, add the bias, and leave the rest to the kernel.
+    """Attention of a patched model: rotate q and k, add the bias, and leave the rest to the kernel.
 
     `position_bias` is the family's own, where it has one: a patched layer takes none.
     """
@@ -54,7 +54,7 @@ def attend(
         return kernel(module, query, key, value, attention_mask, **own, **kwargs)
     if isinstance(link, GridLink):
         mask, grid = link.told(attention_mask)
-        return kernel(module, *link.turn(query, key, grid), value, mask, **kwargs)
+        return kernel(module, *link.rotate(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
     shared: Positions = link.shared
     bias = link.bias
@@ -75,7 +75,7 @@ def attend(
     if posenc_call.angles is not None:
         of_query, of_key = posenc_call.angles
         query = rotate(query, of_query, shared.layout)
-        key = key if posenc_call.keys_turned else rotate(key, of_key, shared.layout)
+        key = key if posenc_call.keys_rotated else rotate(key, of_key, shared.layout)
     elif shared.late:
         return _attend_in_stages(kernel, module, query, key, value, attention_mask, posenc_call, shared, **kwargs)
     if bias is None:
@@ -101,20 +101,20 @@ def _attend_in_stages(
     queries, keys = (p.expand(query.shape[0], -1) for p in (call.query, call.key(key.shape[2])))
     stage = shared.rotation.stage(_visible(queries, keys, mask, causal))
 
-    def turned(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
+    def rotated(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
         q = rotate(query[:, :, part], shared.angles(queries[:, part], now), shared.layout)
         return q, rotate(key, shared.angles(keys, now), shared.layout)
 
     stages = [0] if query.shape[2] == 1 else stage.unique().tolist()
     if len(stages) == 1:
-        return kernel(module, *turned(slice(None), stage[:, 0]), value, mask, **kwargs)
+        return kernel(module, *rotated(slice(None), stage[:, 0]), value, mask, **kwargs)
     parts = []
     for now in stages:
         here = stage == now
         tokens = here.any(0).nonzero()
         part = slice(int(tokens[0]), int(tokens[-1]) + 1)
         rows = mask_rows(mask, part.start, part.stop, key.shape[2], causal, query.device)
-        q, k = turned(part, torch.full_like(stage[:, 0], now))
+        q, k = rotated(part, torch.full_like(stage[:, 0], now))
         parts.append((here[:, part], part, kernel(module, q, k, value, rows, **{**kwargs, "is_causal": False})))
     return _merge(parts, query.shape[2])
 

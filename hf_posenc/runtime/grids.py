@@ -30,8 +30,8 @@ def resized(table: Tensor, special: int, side: int, antialias: bool = False) -> 
     return torch.cat([apart, larger.permute(0, 2, 3, 1).flatten(0, 2).to(table.dtype)])
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Neighbouring channels of (batch, heads, tokens, channels) turned as pairs."""
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Neighbouring channels of (batch, heads, tokens, channels) rotated as pairs."""
     first, second = x[..., 0::2], x[..., 1::2]
     return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
 
@@ -44,7 +44,7 @@ class Told(NamedTuple):
 
 
 class GridLink:
-    """How an attention layer finds what turns its queries and keys. Not a module, so not saved."""
+    """How an attention layer finds what rotates its queries and keys. Not a module, so not saved."""
 
     bias = None
 
@@ -59,8 +59,8 @@ class GridLink:
             )
         return mask
 
-    def turn(self, query: Tensor, key: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Queries and keys of patches turned; the tokens before them, which are no patches, as they are."""
+    def rotate(self, query: Tensor, key: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Queries and keys of patches rotated; the tokens before them, which are no patches, as they are."""
         rows, columns = grid
         if query.shape[2] != self.special + rows * columns:
             raise PosencError(
@@ -70,7 +70,7 @@ class GridLink:
             )
         angles = F.pad(self.root.posenc_rotation(self.layer, rows, columns), (0, 0, self.special, 0)).to(query.device)
         cos, sin = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
-        return turned(query, cos, sin), turned(key, cos, sin)
+        return rotated(query, cos, sin), rotated(key, cos, sin)
 
 
 class GridReader:
@@ -93,7 +93,7 @@ def grid_of(root: Any, height: int, width: int) -> tuple[int, int]:
 
 
 def before_image(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of a model that turns: tells its layers the rows and columns of the image."""
+    """Forward pre-hook of a model that rotates: tells its layers the rows and columns of the image."""
     name, given = root.config._attn_implementation, named_arguments(root, args, kwargs)
     if not name.startswith(PREFIX):
         raise PosencError(
@@ -106,7 +106,7 @@ def before_image(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return (), {**given, GRID: grid_of(root, *pixels.shape[-2:])}
 
 
-def before_turning(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def before_rotation(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of an attention layer: hands rows and columns on with the mask."""
     given = dict(named_arguments(layer, args, kwargs))
     grid = given.pop(GRID, None)

@@ -1,4 +1,4 @@
-"""Where queries and keys stand in one attention call, and how they are turned there."""
+"""Where queries and keys stand in one attention call, and how they are rotated there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Positions(Fp32Buffers):
-    """What the attention layers of a patched model share: how q and k are turned. Lives on the base model."""
+    """What the attention layers of a patched model share: how q and k are rotated. Lives on the base model."""
 
     inv_freq: Tensor
     weights: Tensor
@@ -56,7 +56,7 @@ class Positions(Fp32Buffers):
 
     @property
     def early(self) -> bool:
-        """Whether keys are turned before they are cached."""
+        """Whether keys are rotated before they are cached."""
         return self.rotation is not None and not self.rotation.follows_length
 
     @property
@@ -78,7 +78,7 @@ class Positions(Fp32Buffers):
 
 
 def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
-    """Turn pairs of channels of each head; channels past the rotated ones are left alone."""
+    """Rotate pairs of channels of each head; channels past the rotated ones are left alone."""
     cos, sin = (a[:, None].to(x.dtype) for a in angles)
     if layout != HALVES:
         return _rotate_elsewhere(x, cos, sin, layout)
@@ -86,13 +86,13 @@ def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
-    # Decoding turns all keys of a cache: written in place, this is most of what it costs.
-    turned = torch.empty_like(x)
-    torch.mul(first, cos, out=turned[..., :pairs]).sub_(second * sin)
-    torch.mul(second, cos, out=turned[..., pairs : 2 * pairs]).add_(first * sin)
+    # Decoding rotates all keys of a cache: written in place, this is most of what it costs.
+    rotated = torch.empty_like(x)
+    torch.mul(first, cos, out=rotated[..., :pairs]).sub_(second * sin)
+    torch.mul(second, cos, out=rotated[..., pairs : 2 * pairs]).add_(first * sin)
     if rest.shape[-1]:
-        turned[..., 2 * pairs :] = rest
-    return turned
+        rotated[..., 2 * pairs :] = rest
+    return rotated
 
 
 def _rotate_elsewhere(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
@@ -102,8 +102,8 @@ def _rotate_elsewhere(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tenso
     part = x[..., start : start + size]
     halves = layout.startswith(HALVES)
     first, second = part.chunk(2, -1) if halves else (part[..., 0::2], part[..., 1::2])
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    joined = torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(rotated, -1) if halves else torch.stack(rotated, -1).flatten(-2)
     return torch.cat((x[..., :start], joined, x[..., start + size :]), -1)
 
 
@@ -159,10 +159,10 @@ class Call(NamedTuple):
     """Positions of the keys, (batch or 1, keys); slots of a static cache that are still empty hold anything."""
     first_query: int | None
     """Which of the keys stands with the first query; None under a static cache, where only the device knows."""
-    keys_turned: bool
-    """Whether the keys were turned before they were cached."""
+    keys_rotated: bool
+    """Whether the keys were rotated before they were cached."""
     angles: tuple[Angles, Angles] | None = None
-    """Of the queries and of the keys; None where keys are turned once for each stage that queries are in."""
+    """Of the queries and of the keys; None where keys are rotated once for each stage that queries are in."""
 
     def key(self, length: int) -> Tensor:
         return self.keys[:, :length]
@@ -178,8 +178,8 @@ class Call(NamedTuple):
         return bool(((steps == 0) | (steps == 1)).all() & rising)
 
 
-class TurningCache:
-    """Stands in for a cache during one attention call, and turns keys before they are stored."""
+class RotatingCache:
+    """Stands in for a cache during one attention call, and rotates keys before they are stored."""
 
     def __init__(self, cache: Cache, angles: Angles):
         self.cache, self.angles = cache, angles
@@ -191,12 +191,12 @@ class TurningCache:
         return self.cache.update(rotate(keys, self.angles), values, *args, **kwargs)
 
 
-def turning(past: Any, angles: Angles) -> Any:
-    """A stand-in for `past` that turns the keys which self-attention stores."""
+def rotating(past: Any, angles: Angles) -> Any:
+    """A stand-in for `past` that rotates the keys which self-attention stores."""
     if not isinstance(past, EncoderDecoderCache):
-        return TurningCache(past, angles)
+        return RotatingCache(past, angles)
     stand_in = copy.copy(past)
-    stand_in.self_attention_cache = TurningCache(past.self_attention_cache, angles)  # type: ignore[assignment]
+    stand_in.self_attention_cache = RotatingCache(past.self_attention_cache, angles)  # type: ignore[assignment]
     return stand_in
 
 
@@ -249,8 +249,8 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if link.first:
             note_angles(cache, link, (shared.angles(positions),) * 2)
         angles, _ = cache.posenc_angles[link.suffix]
-        call = call._replace(keys_turned=True, angles=(angles, angles))
-        kwargs = {**kwargs, link.cache: turning(past, angles)}
+        call = call._replace(keys_rotated=True, angles=(angles, angles))
+        kwargs = {**kwargs, link.cache: rotating(past, angles)}
     elif shared.forgets:
         call = forgetting_call(cache, slot, positions, states, kwargs.get("attention_mask"), link)
     elif shared.late or link.bias is not None or shared.pattern is not None:

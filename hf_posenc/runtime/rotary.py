@@ -20,21 +20,21 @@ from ..families.finding import frequency_buffers, unwrapped
 SEALED = "hf_posenc"
 """The `rope_type` of a model that RoPE does not describe. transformers does not know it, and refuses to build it."""
 
-UNTURNED = (
+UNROTATED = (
     {"rope_type": "proportional", "partial_rotary_factor": 0.0},
     {"rope_type": "linear", "factor": 1e30},
 )
 """transformers' words for a rotation by nothing. The first is exact, and does not fit models that rotate a part of
-their channels; the second turns them by so little that no float can tell."""
+their channels; the second rotates them by so little that no float can tell."""
 STILL = 1e-20
-"""Frequencies below this turn nothing, at any position."""
+"""Frequencies below this rotate nothing, at any position."""
 
 SCALING_KEYS = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
     *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
     *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
 )
-"""The keys of `rope_parameters` that say how RoPE is scaled; the others say what it turns."""
+"""The keys of `rope_parameters` that say how RoPE is scaled; the others say what it rotates."""
 
 
 class Rotary(nn.Module):
@@ -94,9 +94,9 @@ def scaling_of(module: Any, layer_type: str) -> float:
 
 
 def carried_over(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a model's rope parameters is no scaling, such as which part of a head turns, and so stays."""
+    """What of a model's rope parameters is no scaling, such as which part of a head rotates, and so stays."""
     skipped = set(SCALING_KEYS)
-    if rope.get("rope_type") == "proportional":  # there the part that turns is the scaling
+    if rope.get("rope_type") == "proportional":  # there the part that rotates is the scaling
         skipped.add("partial_rotary_factor")
     if "llama_4_scaling_beta" in rope:  # which counts from there
         skipped.discard("original_max_position_embeddings")
@@ -123,7 +123,7 @@ def fixed(module: Any, layer_types: Iterable[str]) -> None:
 
 
 def retuned(module: Any, rotations: Mapping[str, Rotation | None]) -> Any:
-    """A copy of a rotary module that turns layers of these types so, or not at all."""
+    """A copy of a rotary module that rotates layers of these types so, or not at all."""
     own = unwrapped(module)
     copied = copy.deepcopy(own, {id(own.config): own.config})
     for layer_type, rotation in rotations.items():

@@ -16,7 +16,7 @@ from ..core.patterns import Banded, Chunked, Pattern
 from .positions import rotate
 
 HEADS = 1
-"""Heads that are worked on at a time: what is turned for them is all that is in memory beside the output. One head is
+"""Heads that are worked on at a time: what is rotated for them is all that is in memory beside the output. One head is
 cut into blocks without a copy."""
 Part = tuple[Tensor, Tensor]
 """Outputs, and the logarithms of the sums behind them, of the same queries."""
@@ -53,7 +53,7 @@ def _join(total: Part, first: int, part: Part) -> None:
     sums.copy_(both)
 
 
-def _turned(work: Any, x: Tensor, positions: Tensor) -> Tensor:
+def _rotated(work: Any, x: Tensor, positions: Tensor) -> Tensor:
     if work.shared.rotation is None:
         return x
     return rotate(x, work.shared.angles(positions), work.shared.layout)
@@ -62,12 +62,12 @@ def _turned(work: Any, x: Tensor, positions: Tensor) -> Tensor:
 def _banded(work: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     pattern, scaling, length = work.pattern, work.scaling, query.shape[2]
     window = min(pattern.window, length)
-    total = _band(_turned(work, query, work.at), _turned(work, key, work.keys_at), value, window, scaling)
+    total = _band(_rotated(work, query, work.at), _rotated(work, key, work.keys_at), value, window, scaling)
     if pattern.far is None or length <= window:
         return total[0]
     keys = length - window if pattern.far.first is None else min(pattern.far.first, length - window)
-    late = _turned(work, query[:, :, window:], pattern.far.query(work.at[:, window:]))
-    early = _turned(work, key[:, :, :keys], pattern.far.key(work.keys_at[:, :keys]))
+    late = _rotated(work, query[:, :, window:], pattern.far.query(work.at[:, window:]))
+    early = _rotated(work, key[:, :, :keys], pattern.far.key(work.keys_at[:, :keys]))
     if pattern.far.first is None:
         _join(total, window, _flash(late, early, value[:, :, :keys], True, scaling))
         return total[0]
@@ -114,8 +114,8 @@ def _chunked(work: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     size = min(pattern.chunk, length)
     chunks, batch = -(-length // size), len(query)
     place = work.at % pattern.chunk
-    turned = _turned(work, key, work.keys_at % pattern.chunk)
-    q, k, v = (_blocked(x, chunks, size) for x in (_turned(work, query, place), turned, value))
+    rotated = _rotated(work, key, work.keys_at % pattern.chunk)
+    q, k, v = (_blocked(x, chunks, size) for x in (_rotated(work, query, place), rotated, value))
     output, sums = (_unblocked(x, batch).transpose(1, 2).flatten(2, 3) for x in _flash(q, k, v, True, scaling))
     total = (output[:, :, :length].contiguous(), sums[:, :, :length].contiguous())
     if chunks > 1:
@@ -123,9 +123,9 @@ def _chunked(work: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         last = torch.full_like(work.at, pattern.reach - 1)
         for start in range(size, length, size):
             here, older = slice(start, min(start + size, length)), start - size
-            q = _turned(work, query[:, :, here], next_at[:, here])
-            _join(total, start, _flash(q, turned[:, :, older:start], value[:, :, older:start], False, scaling))
+            q = _rotated(work, query[:, :, here], next_at[:, here])
+            _join(total, start, _flash(q, rotated[:, :, older:start], value[:, :, older:start], False, scaling))
             if older:
-                q = _turned(work, query[:, :, here], last[:, here])
-                _join(total, start, _flash(q, turned[:, :, :older], value[:, :, :older], False, scaling))
+                q = _rotated(work, query[:, :, here], last[:, here])
+                _join(total, start, _flash(q, rotated[:, :, :older], value[:, :, :older], False, scaling))
     return total[0]

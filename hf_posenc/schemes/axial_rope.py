@@ -1,4 +1,4 @@
-"""RoPE along the axes of an image (Heo et al. 2024): x turns one part of each head, y the other, or both mixed."""
+"""RoPE along the axes of an image (Heo et al. 2024): x rotates one part of each head, y the other, or both mixed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def axial_frequencies(head_dim: int, theta: float) -> Tensor:
 
 
 def mixed_frequencies(head_dim: int, theta: float, layers: int, heads: int, seed: int) -> Tensor:
-    """The axial ones with both axes turned by an angle of each head of each layer: (layers, 2, heads, pairs)."""
+    """The axial ones with both axes rotated by an angle of each head of each layer: (layers, 2, heads, pairs)."""
     generator = torch.Generator().manual_seed(seed)
     angle = torch.rand(layers, 1, heads, 1, generator=generator) * 2 * math.pi
     x, y = axial_frequencies(head_dim, theta)[:, None, None, None]
@@ -58,9 +58,9 @@ class AxialRotation(Fp32Buffers):
 @register
 @dataclass(frozen=True, kw_only=True)
 class AxialRope(Scheme):
-    """Turns q and k by the column and the row of their patch; tokens that are no patches are not turned.
+    """Rotates q and k by the column and the row of their patch; tokens that are no patches are not rotated.
 
-    x turns the first half of a head's channels and y the second, neighbours in pairs, with frequencies
+    x rotates the first half of a head's channels and y the second, neighbours in pairs, with frequencies
     rope_theta^(-4i/head_dim). `mixed` lets every head of every layer learn frequencies of its own, of both axes for
     every pair; they start as the axial ones seen from an angle, random from `seed`.
     """
@@ -80,7 +80,7 @@ class AxialRope(Scheme):
         self._check_seed("seed")
 
     def effect(self, geometry: Geometry) -> Effect:
-        raise UnsupportedCell("'axial_rope' turns by rows and columns, and a text has neither. Use 'rope'.")
+        raise UnsupportedCell("'axial_rope' rotates by rows and columns, and a text has neither. Use 'rope'.")
 
     def on_images(self, geometry: Geometry) -> ImageEffect:
         size = geometry.head_dim

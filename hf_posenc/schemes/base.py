@@ -32,7 +32,7 @@ def register(cls: S) -> S:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """A way to know positions. Options are checked when it is made; `effect` turns a model's geometry into numbers."""
+    """A way to know positions. Options are checked when it is made; `effect` makes numbers of a model's geometry."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -41,7 +41,7 @@ class Scheme:
     rescales: ClassVar[bool] = False
     """Whether it starts from the frequencies that the model has, which may be scaled already."""
     follows: ClassVar[bool] = False
-    """Whether its angles follow the length, so that it turns queries and keys by itself."""
+    """Whether its angles follow the length, so that it rotates queries and keys by itself."""
     adds_to_input: ClassVar[bool] = False
     """Whether it speaks to all layers at once, through the input of the first."""
     nearest: ClassVar[str | None] = None

@@ -1,6 +1,6 @@
 """The maths of rotary frequencies, on plain numbers.
 
-A frequency is what one pair of channels turns by from a token to the next, in radians. Every rescaling is a map
+A frequency is what one pair of channels rotates by from a token to the next, in radians. Every rescaling is a map
 from a model's present frequencies to new ones, so that it applies to a model that is scaled already.
 """
 
@@ -50,7 +50,7 @@ def ntk_theta(theta: float, alpha: float, dim: int) -> float:
 
 
 def pair_index(inv_freq: Sequence[float], turns: float, length: int) -> float:
-    """The (fractional) pair that turns `turns` times within `length` tokens, on a log scale between pairs."""
+    """The (fractional) pair that makes `turns` turns within `length` tokens, on a log scale between pairs."""
     wanted = math.log(turns * 2 * math.pi / length)
     logs = [math.log(f) for f in inv_freq if f > 0]
     if len(logs) < 2:
@@ -112,9 +112,9 @@ def longrope_attention_factor(factor: float, length: int) -> float:
 
 
 def proportional_frequencies(dim: int, theta: float, portion: float, factor: float) -> Frequencies:
-    """The fastest `portion` of the pairs turns as ever, the others not at all."""
-    turning = int(portion * dim // 2)
-    return tuple(f / factor if i < turning else 0.0 for i, f in enumerate(default_frequencies(dim, theta)))
+    """The fastest `portion` of the pairs rotates as ever, the others not at all."""
+    rotating = int(portion * dim // 2)
+    return tuple(f / factor if i < rotating else 0.0 for i, f in enumerate(default_frequencies(dim, theta)))
 
 
 def _plain(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
@@ -189,7 +189,7 @@ def rotary_dim(geometry: Geometry) -> int:
     """The channels to rotate; raises where they do not come in pairs."""
     if geometry.rotary_dim % 2 or geometry.rotary_dim < 2:
         raise UnsupportedCell(
-            f"A rotation turns channels in pairs, and this model's heads have {geometry.rotary_dim}: an even number "
+            f"RoPE rotates channels in pairs, and this model's heads have {geometry.rotary_dim}: an even number "
             "is needed. Use a scheme that does not rotate, such as 'alibi' or 'sinusoidal'."
         )
     return geometry.rotary_dim

@@ -35,7 +35,7 @@ class PatternScheme(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPositionScheme(PatternScheme):
-    """Turns q and k by itself, with other positions for near and far keys; made for models with RoPE."""
+    """Rotates q and k by itself, with other positions for near and far keys; made for models with RoPE."""
 
     follows = True
 

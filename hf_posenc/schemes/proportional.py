@@ -1,4 +1,4 @@
-"""p-RoPE (Barbero et al. 2024): the slowest pairs do not turn."""
+"""p-RoPE (Barbero et al. 2024): the slowest pairs do not rotate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rotary import RotaryScheme
 @register
 @dataclass(frozen=True, kw_only=True)
 class Proportional(RotaryScheme):
-    """Turns only the fastest `partial_rotary_factor` of the pairs; `factor` slows those, as in transformers."""
+    """Rotates only the fastest `partial_rotary_factor` of the pairs; `factor` slows those, as in transformers."""
 
     name = "proportional"
     summary = "RoPE on the fastest pairs only"

@@ -13,7 +13,7 @@ from .frequencies import base_frequencies, default_frequencies
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScheme(Scheme):
-    """Turns q and k by their position. `rope_theta` defaults to the model's own, or 10,000 where it has none."""
+    """Rotates q and k by their position. `rope_theta` defaults to the model's own, or 10,000 where it has none."""
 
     rope_theta: float | None = None
 

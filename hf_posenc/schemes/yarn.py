@@ -34,8 +34,8 @@ class Yarn(RescaledRope):
         self._check_flag("truncate")
         if self.beta_fast <= self.beta_slow:
             raise PosencError(
-                f"beta_fast={self.beta_fast:g} must be greater than beta_slow={self.beta_slow:g}: pairs that turn "
-                "more often than beta_fast are kept, those that turn less than beta_slow interpolated."
+                f"beta_fast={self.beta_fast:g} must be greater than beta_slow={self.beta_slow:g}: pairs that rotate "
+                "more often than beta_fast are kept, those that rotate less than beta_slow interpolated."
             )
         if (self.mscale is None) != (self.mscale_all_dim is None):
             raise PosencError("mscale and mscale_all_dim act as a ratio: give both or neither.")

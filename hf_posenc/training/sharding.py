@@ -107,7 +107,7 @@ def more_than_causal(link: Any) -> str | None:
     if link.shared.pattern is not None:
         return "chooses keys, or counts their distance, by its own rule"
     if link.shared.late:
-        return "turns all keys anew for each length that a query sees"
+        return "rotates all keys anew for each length that a query sees"
     if link.bias is not None and link.bias.key_slopes is None:
         return "adds a bias to each pair of tokens"
     return None

@@ -151,7 +151,7 @@ def cacheable(model: Any) -> bool:
     inner = bare(model)
     rope = getattr(inner.config, "rope_parameters", None) or {}
     if not is_patched(inner) and rope.get("rope_type") in ("dynamic", "longrope"):
-        return False  # transformers' own leave keys in the cache that were turned with old angles
+        return False  # transformers' own leave keys in the cache that were rotated with old angles
     taken = inspect.signature(inner.forward).parameters
     return "past_key_values" in taken and not getattr(inner, "_is_stateful", False)
 
