@@ -19,11 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from hf_posenc import check_model, load, patch_model, unpatch_model
+from hf_posenc import check_model, describe, load, patch_model, unpatch_model
 from hf_posenc.evaluation.measures.rows import Row
 from hf_posenc.evaluation.report import write
 from hf_posenc.models import model_path
-from hf_posenc.patching import describe
 from hf_posenc.training.card import passkeys, versions
 from hf_posenc.training.measured import held_out_documents, measured
 from hf_posenc.training.settings import MeasureSettings, read_settings

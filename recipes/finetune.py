@@ -33,14 +33,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_posenc import PosencError, is_patched, load, merge, patch_model
+from hf_posenc import PosencError, describe, is_patched, load, merge, patch_model
 from hf_posenc.checkpoints.embedders import copy_embedder
 from hf_posenc.evaluation.measures.rows import Row as Figure
 from hf_posenc.evaluation.measures.texts import bos_of
 from hf_posenc.evaluation.report import write
 from hf_posenc.families import places
 from hf_posenc.models import model_path
-from hf_posenc.patching import describe
 from hf_posenc.patching.measure import own_length
 from hf_posenc.training.card import card, command, results, versions
 from hf_posenc.training.contrastive import Pairs

@@ -17,9 +17,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from hf_posenc import load
+from hf_posenc import describe, load
 from hf_posenc.models import NAMES
-from hf_posenc.patching import describe
 from hf_posenc.training.settings import read_settings
 
 ROOT = Path(__file__).parent.parent

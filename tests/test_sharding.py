@@ -14,9 +14,8 @@ from accelerate.utils import DistributedType
 from cells import VOCAB, options, tiny
 from safetensors.torch import load_file
 
-from hf_posenc import PosencError, load, patch_model
+from hf_posenc import PosencError, describe, load, patch_model
 from hf_posenc.models import NAMES
-from hf_posenc.patching import describe
 from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings, read_settings
 from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, share_text, whole_text
