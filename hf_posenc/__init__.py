@@ -2,15 +2,17 @@
 
 from .checkpoints.save_load import load, merge, save
 from .errors import PosencError, UnsupportedCell, UnsupportedModel
+from .families import Family, register_family
 from .patching.describe import Description, check_model, describe
 from .patching.growth import new_rows
 from .patching.patch import is_patched, patch_model, set_rendering, unpatch_model
-from .schemes import SCHEMES, Scheme
+from .schemes import SCHEMES, Scheme, register_scheme
 
 __version__ = "0.1.0"
 __all__ = [
     "SCHEMES",
     "Description",
+    "Family",
     "PosencError",
     "Scheme",
     "UnsupportedCell",
@@ -22,6 +24,8 @@ __all__ = [
     "merge",
     "new_rows",
     "patch_model",
+    "register_family",
+    "register_scheme",
     "save",
     "set_rendering",
     "unpatch_model",

@@ -30,7 +30,7 @@ from shrink import CAUSAL, MASKED, tiny_config, tiny_model
 
 from hf_posenc import PosencError, UnsupportedModel, check_model, describe, load, patch_model, save, unpatch_model
 from hf_posenc.families import FAMILIES, Family, places
-from hf_posenc.families.base import register
+from hf_posenc.families.base import register_family
 from hf_posenc.families.verified import verified, works
 
 NEAR = 1e-4
@@ -357,7 +357,7 @@ def splinter_family():
         table="embeddings.position_embeddings",
         embeddings="embeddings",
     )
-    yield register(family)
+    yield register_family(family)
     del FAMILIES._entries["splinter"]
 
 

@@ -76,6 +76,7 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
 
 def refuse_other_images(where: ImagePlaces, record: Record) -> None:
     """Raise where a record was made on another kind or size of model."""
+    record.refuse_other_family(where.family)
     meant, live = record.geometry, image_sizes(where)
     if not meant.grid:
         raise PosencError("The posenc record was made for a text, and this model reads images: it is another model.")
@@ -95,6 +96,7 @@ def refuse_other_images(where: ImagePlaces, record: Record) -> None:
 
 
 def refuse_other_geometry(where: Places, record: Record) -> None:
+    record.refuse_other_family(where.family)
     if record.geometry.grid:
         raise PosencError("The posenc record was made for images, and this model reads text: it is another model.")
     lacking = sorted(set(original_of(where)) - set(record.original))

@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily
+from .base import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily, register_family
 from .places import Group, Places, Stack, places
 from .towers import ImagePlaces, image_family, image_places
 
@@ -22,4 +22,5 @@ __all__ = [
     "image_family",
     "image_places",
     "places",
+    "register_family",
 ]

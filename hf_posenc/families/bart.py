@@ -1,8 +1,8 @@
 """BART and its kin: an encoder and a decoder with a table each. Cross-attention has no positions and stays so."""
 
-from .base import Family, register
+from .base import Family, register_family
 
-register(
+register_family(
     Family(
         name="bart",
         model_types=("bart", "mbart", "plbart", "mvp"),
@@ -12,7 +12,7 @@ register(
         offset=lambda config: 2,
     )
 )
-register(
+register_family(
     Family(
         name="pegasus",
         model_types=("blenderbot", "blenderbot-small", "bigbird_pegasus", "marian", "pegasus"),
@@ -21,7 +21,7 @@ register(
         table="embed_positions",
     )
 )
-register(
+register_family(
     Family(
         name="whisper",
         model_types=("whisper",),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from ..registry import Registry
+from ..errors import PosencError
+from ..registry import Origin, Plugins, Registry
 
-FAMILIES: Registry[Family] = Registry("family")
-IMAGE_FAMILIES: Registry[ImageFamily] = Registry("image family")
+F = TypeVar("F", "Family", "ImageFamily")
+
+PLUGINS = Plugins("hf_posenc.families")
+FAMILIES: Registry[Family] = Registry("family", PLUGINS)
+IMAGE_FAMILIES: Registry[ImageFamily] = Registry("image family", PLUGINS)
+GENERIC = "rotary"
+"""The family that serves whatever has what it looks for."""
 REFUSED: dict[str, str] = {}
 """Model types that cannot be patched, and why."""
 NO_TABLE: dict[str, str] = {}
@@ -86,12 +93,56 @@ class ImageFamily:
     """The config's name for whether there is a table; None where there always is."""
 
 
-def register(family: Family) -> Family:
-    return FAMILIES.add(family.name, family)
+def register_family(family: F) -> F:
+    """Make a family known to all that looks at models of its types.
+
+    From outside this package: call this in a module that the entry points of your package name, group
+    `hf_posenc.families`, under the family's name; or just import it before a model of its types is looked at.
+    """
+    module = _caller()
+    fault = _fault(family)
+    if fault is not None:
+        raise PosencError(f"{getattr(family, 'name', family)!r} cannot be registered as a family: {fault}.")
+    if isinstance(family, Family):
+        FAMILIES.add(family.name, family, module)
+    else:
+        IMAGE_FAMILIES.add(family.name, family, module)
+    return family
 
 
-def register_images(family: ImageFamily) -> ImageFamily:
-    return IMAGE_FAMILIES.add(family.name, family)
+def _fault(family: Any) -> str | None:
+    """Why something cannot be a family beside those that are."""
+    if not isinstance(family, (Family, ImageFamily)):
+        return f"a Family is wanted, got {type(family).__name__}"
+    if isinstance(family.model_types, str):
+        return f"model_types is a tuple, got the text {family.model_types!r}"
+    if not _kinds(family) and family.name != GENERIC:
+        return "model_types names none"
+    for kind in _kinds(family):
+        if kind in REFUSED:
+            return f"models of type {kind!r} are refused: {REFUSED[kind]}"
+        others: list[Family | ImageFamily] = [*FAMILIES.registered().values(), *IMAGE_FAMILIES.registered().values()]
+        for other in others:
+            if other.name != family.name and kind in _kinds(other):
+                return f"models of type {kind!r} are served by the family {other.name!r}"
+    return None
+
+
+def _kinds(family: Family | ImageFamily) -> tuple[str, ...]:
+    return family.model_types if isinstance(family, Family) else (*family.model_types, *family.wholes)
+
+
+def _caller() -> str:
+    """The module that called the function that called this one."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None and frame.f_back.f_back is not None
+    return str(frame.f_back.f_back.f_globals["__name__"])
+
+
+def origin_of(family: Family | ImageFamily) -> Origin:
+    """Who registered a family."""
+    registry: Registry[Any] = FAMILIES if isinstance(family, Family) else IMAGE_FAMILIES
+    return registry.origin(family.name)
 
 
 def refuse(reason: str, *model_types: str) -> None:

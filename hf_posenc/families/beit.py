@@ -1,8 +1,8 @@
 """BEiT: a relative bias per layer or one for all, a table, several of these, or none."""
 
-from .base import ImageFamily, register_images
+from .base import ImageFamily, register_family
 
-register_images(
+register_family(
     ImageFamily(
         name="beit",
         model_types=("beit",),

@@ -1,8 +1,8 @@
 """BERT and its kin, as encoder or decoder."""
 
-from .base import Family, register
+from .base import Family, register_family
 
-register(
+register_family(
     Family(
         name="bert",
         model_types=(
@@ -25,7 +25,7 @@ register(
         embeddings="embeddings",
     )
 )
-register(
+register_family(
     Family(
         name="yoso",
         model_types=("nystromformer", "yoso"),

@@ -4,14 +4,16 @@ from typing import Any
 
 from torch import zeros_like
 
-from .base import Family, register
+from .base import Family, register_family
 
 
 def zeros(given: Any) -> Any:
     return zeros_like(given)
 
 
-register(
+register_family(
     Family(name="bloom", model_types=("bloom",), positions="ALiBi", length="seq_length", bias="alibi", blank=zeros)
 )
-register(Family(name="mpt", model_types=("mpt",), positions="ALiBi", length="max_seq_len", bias="position_bias"))
+register_family(
+    Family(name="mpt", model_types=("mpt",), positions="ALiBi", length="max_seq_len", bias="position_bias")
+)

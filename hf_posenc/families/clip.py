@@ -1,8 +1,8 @@
 """The vision towers of CLIP and SigLIP, by themselves or in the whole model."""
 
-from .base import ImageFamily, register_images
+from .base import ImageFamily, register_family
 
-register_images(
+register_family(
     ImageFamily(
         name="clip_vision",
         model_types=("clip_vision_model",),
@@ -11,7 +11,7 @@ register_images(
         convolution="patch_embedding",
     )
 )
-register_images(
+register_family(
     ImageFamily(
         name="siglip_vision",
         model_types=("siglip_vision_model",),

@@ -1,8 +1,8 @@
 """Falcon: RoPE, or ALiBi where a switch in the config says so."""
 
-from .base import Family, register
+from .base import Family, register_family
 
-register(
+register_family(
     Family(
         name="falcon",
         model_types=("falcon",),

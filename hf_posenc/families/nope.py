@@ -1,8 +1,8 @@
 """Attention among Mamba layers, without positions of its own (unless the config asks for RoPE)."""
 
-from .base import Family, register
+from .base import Family, register_family
 
-register(
+register_family(
     Family(
         name="nope",
         model_types=("granitemoehybrid", "jamba", "kimi_linear", "nemotron_h", "zamba", "zamba2"),

@@ -1,8 +1,8 @@
 """OPT and BioGPT: a table whose first two rows are no positions."""
 
-from .base import Family, register
+from .base import Family, register_family
 
-register(
+register_family(
     Family(
         name="opt",
         model_types=("opt",),
@@ -12,7 +12,7 @@ register(
         offset=lambda config: 2,
     )
 )
-register(
+register_family(
     Family(
         name="biogpt",
         model_types=("biogpt",),

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModel
-from .base import FAMILIES, REFUSED, Family
+from .base import FAMILIES, PLUGINS, REFUSED, Family
 from .finding import (
     Site,
     attention_layers,
@@ -138,6 +138,7 @@ def places(model: PreTrainedModel) -> Places:
     kind = model.config.model_type
     if kind in REFUSED:
         raise UnsupportedModel(f"Models of type {kind!r} cannot be patched: {REFUSED[kind]}.")
+    PLUGINS.load(kind)  # a package that promises to serve them, and fails, is not passed over
     text = model.config.get_text_config()
     sites = rotary_sites(model.base_model, text.model_type)
     for family in FAMILIES.values():
@@ -148,13 +149,13 @@ def places(model: PreTrainedModel) -> Places:
         raise UnsupportedModel(
             f"Models of type {kind!r} are not supported. Looked for: a module that holds `inv_freq` and reads "
             f"`config.rope_parameters`, as nearly all RoPE models have, and found none. Types that are known by name: "
-            f"{supported}. A family is one small file of module paths; the README says how to add one."
+            f"{supported}. A family is a few lines of module paths: docs/extending.md says how to add one."
         )
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"Models of type {kind!r} are not supported: they have an encoder and a decoder with RoPE, and the family "
-            "for unknown RoPE models knows one stack of layers. A family that names both is a small file; the README "
-            "says how to add one."
+            "for unknown RoPE models knows one stack of layers. A family that names both is a few lines: "
+            "docs/extending.md says how to add one."
         )
     root = _text_part(model.base_model, sites)
     return Places(FAMILIES["rotary"], model, [_stack(FAMILIES["rotary"], "", root, text.model_type)])

@@ -1,8 +1,8 @@
 """RoBERTa and its kin: positions are counted from the padding token's id, past padding."""
 
-from .base import Family, register
+from .base import Family, register_family
 
-register(
+register_family(
     Family(
         name="roberta",
         model_types=(
@@ -24,7 +24,7 @@ register(
         counted=True,
     )
 )
-register(
+register_family(
     Family(
         name="mpnet",
         model_types=("mpnet",),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .base import Family, register
+from .base import Family, register_family
 
 
 def placeholder(given: Any) -> Any:
@@ -10,7 +10,7 @@ def placeholder(given: Any) -> Any:
     return ()
 
 
-register(
+register_family(
     Family(
         name="t5",
         model_types=("t5", "mt5", "umt5", "switch_transformers"),

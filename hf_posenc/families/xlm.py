@@ -1,7 +1,7 @@
 """XLM and FlauBERT."""
 
-from .base import Family, register
+from .base import Family, register_family
 
-register(
+register_family(
     Family(name="xlm", model_types=("xlm", "flaubert"), positions="table", table="position_embeddings"),
 )

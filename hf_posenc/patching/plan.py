@@ -40,7 +40,7 @@ from ..schemes.rotary import factor_list
 from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed, refuse_lost_bias
 from .measure import Geometries, rope_of, skipped_rows
-from .records import Record
+from .records import Record, family_from_outside
 from .sidecar import before_state_dict
 
 LOST = (
@@ -71,7 +71,7 @@ def plan(
     target = reach.target
     sealed = any(is_sealed(effect, where.family) for effect in effects.values())
     config = where.config
-    record = loaded or Record(scheme, geometries, original_of(where))
+    record = loaded or Record(scheme, geometries, original_of(where), family_from_outside(where.family))
     edits: list[Edit] = []
     if hasattr(config, where.family.length):
         edits.append(Swap(config, where.family.length, target + skipped_rows(where)))

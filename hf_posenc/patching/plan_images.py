@@ -16,7 +16,7 @@ from ..runtime.grids import FLAG, GridLink, GridReader, before_image, before_pat
 from ..runtime.positions import PREFIX, SEAL
 from ..schemes import Scheme
 from .edits import Edit, Hook, Journal, Swap
-from .records import Record
+from .records import Record, family_from_outside
 from .sidecar import before_state_dict
 
 LOST = (
@@ -84,7 +84,7 @@ def plan_images(
     effect = scheme.on_images(geometry)
     if lost is not None and effect.own is not None:
         raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
-    record = loaded or Record(scheme, {"": geometry}, original_values(where))
+    record = loaded or Record(scheme, {"": geometry}, original_values(where), family_from_outside(where.family))
     size = _promised_size(where, effect)
     edits: list[Edit] = _size_edits(where, size, effect.own)
     edits += _bias_edits(where, effect)

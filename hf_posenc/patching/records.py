@@ -9,13 +9,17 @@ from typing import Any
 
 from ..core.effects import Effect, Geometry, finite
 from ..errors import PosencError, UnsupportedCell
-from ..families import FAMILIES, IMAGE_FAMILIES, image_family
+from ..families import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily, image_family
+from ..families.base import origin_of
+from ..registry import Origin
 from ..runtime.positions import LAYOUTS
 from ..schemes import SCHEMES, Scheme
 from ..schemes.frequencies import PRESENT, present_frequencies
 
 FORMAT = 1
 KEYS = ("format", "scheme", "options", "geometry", "original")
+REQUIRES = "requires"
+"""The key for what a record needs that is not of this package, and who registered it; left out where there is none."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Record:
     """By group of layers; "" where the patch is the same for all."""
     original: dict[str, Any]
     """The config values that the patch replaced."""
+    family: tuple[str, Origin] | None = dataclasses.field(default=None, compare=False)
+    """The model's family, and who registered it; None where it is one of this package."""
 
     @property
     def geometry(self) -> Geometry:
@@ -38,13 +44,33 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         written = {name: written_geometry(geometry) for name, geometry in self.geometries.items()}
+        requires = self._requires()
         return {
             "format": FORMAT,
             "scheme": self.scheme.name,
             "options": self.scheme.options(),
             "geometry": written.get("", written),
             "original": copy.deepcopy(self.original),
+            **({REQUIRES: requires} if requires else {}),
         }
+
+    def refuse_other_family(self, family: Family | ImageFamily) -> None:
+        """Raise where a model would be patched by another family's data than when the record was made."""
+        made, live = self.family, family_from_outside(family)
+        if (made is None) != (live is None) or (made and live and made[0] != live[0]):
+            raise PosencError(
+                f"The patch was made by {_told(made)}, and here the model belongs to {_told(live)}. "
+                "Install or uninstall what makes the difference."
+            )
+
+    def _requires(self) -> dict[str, dict[str, str]]:
+        origin, needed = SCHEMES.origin(self.scheme.name), {}
+        if not origin.built_in:
+            needed["scheme"] = origin.to_dict()
+        if self.family is not None:
+            name, registrar = self.family
+            needed["family"] = {"name": name, **registrar.to_dict()}
+        return needed
 
     @classmethod
     def from_dict(cls, data: Any) -> Record:
@@ -58,12 +84,38 @@ class Record:
             raise PosencError(
                 f"This posenc record is of format {version} and this hf_posenc reads up to {FORMAT}: update hf_posenc."
             )
-        _keys(data, KEYS, KEYS, "A posenc record")
-        for key in ("options", "geometry", "original"):
-            if not isinstance(data[key], dict):
+        _keys(data, KEYS, (*KEYS, REQUIRES), "A posenc record")
+        for key in ("options", "geometry", "original", REQUIRES):
+            if not isinstance(data.get(key, {}), dict):
                 raise PosencError(f"In a posenc record {key} is a JSON object, got {data[key]!r}.")
-        scheme = SCHEMES[data["scheme"]].from_options(data["options"])
-        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]))
+        needed = data.get(REQUIRES, {})
+        _keys(needed, (), ("scheme", "family"), "What a posenc record requires")
+        registrar = Origin.from_dict(needed["scheme"]) if "scheme" in needed else None
+        scheme = SCHEMES.meant(data["scheme"], registrar).from_options(data["options"])
+        family = read_family(needed["family"]) if "family" in needed else None
+        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), family)
+
+
+def family_from_outside(family: Family | ImageFamily) -> tuple[str, Origin] | None:
+    """A family and who registered it; None for those of this package."""
+    origin = origin_of(family)
+    return None if origin.built_in else (family.name, origin)
+
+
+def _told(family: tuple[str, Origin] | None) -> str:
+    return "a family of hf_posenc itself" if family is None else f"the family {family[0]!r} of {family[1]}"
+
+
+def read_family(data: Any) -> tuple[str, Origin]:
+    """The family that a record requires, which must be at hand."""
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        raise PosencError(f"A family that a posenc record requires has a name, got {data!r}.")
+    name, origin = data["name"], Origin.from_dict({k: v for k, v in data.items() if k != "name"})
+    if name in IMAGE_FAMILIES.registered():
+        IMAGE_FAMILIES.meant(name, origin)
+    else:
+        FAMILIES.meant(name, origin)
+    return name, origin
 
 
 def written_geometry(geometry: Geometry) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..core.effects import Effect, Geometry
 from ..core.precision import Fp32Buffers
-from .base import Scheme, register
+from .base import Scheme, register_scheme
 
 
 def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
@@ -58,7 +58,7 @@ class LinearBias(Fp32Buffers):
         return f"heads={self.slopes.numel()}, causal={self.causal}"
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Alibi(Scheme):
     """A linear penalty on distance, a slope per head: causal on decoders, symmetric on encoders."""

@@ -13,7 +13,7 @@ from ..core.effects import Effect, Geometry, ImageEffect
 from ..core.precision import Fp32Buffers
 from ..core.tables import held
 from ..errors import UnsupportedCell
-from .base import Scheme, register
+from .base import Scheme, register_scheme
 from .frequencies import default_frequencies
 
 
@@ -55,7 +55,7 @@ class AxialRotation(Fp32Buffers):
         return f"axes={axes}, pairs={pairs}, {shared}"
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class AxialRope(Scheme):
     """Rotates q and k by the column and the row of their patch; tokens that are no patches are not rotated.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..core.effects import Effect, Geometry, ImageEffect, Span, finite, span
 from ..errors import PosencError, UnsupportedCell, suggestion
-from ..registry import Registry
+from ..registry import Plugins, Registry
 
 S = TypeVar("S", bound="type[Scheme]")
 
-SCHEMES: Registry[type[Scheme]] = Registry("scheme")
+SCHEMES: Registry[type[Scheme]] = Registry("scheme", Plugins("hf_posenc.schemes"))
+NAME = re.compile("[a-z][a-z0-9_]*")
 MOST = 10**12
 """No length, factor or theta is larger; powers of what is below stay within a float."""
 
@@ -24,10 +26,34 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def register(cls: S) -> S:
-    """Make a scheme known under its name to `patch_model`, the CLI, the tests and the README table."""
-    SCHEMES.add(cls.name, cls)
+def register_scheme(cls: S) -> S:
+    """Make a scheme known under its name to `patch_model`, `load`, the command line and the tests.
+
+    From outside this package: decorate the class, and name its module in the entry points of your package, group
+    `hf_posenc.schemes`, under the scheme's name; or just import it before it is asked for.
+    """
+    fault = _fault(cls)
+    if fault is not None:
+        raise PosencError(f"{getattr(cls, '__qualname__', cls)!r} cannot be registered as a scheme: {fault}.")
+    SCHEMES.add(cls.name, cls, cls.__module__)
     return cls
+
+
+def _fault(cls: Any) -> str | None:
+    """What a class lacks to be a scheme."""
+    if not isinstance(cls, type) or not issubclass(cls, Scheme):
+        return "it must be a class derived from hf_posenc.Scheme"
+    params = vars(cls).get("__dataclass_params__")
+    if params is None or not params.frozen or not all(field.kw_only for field in dataclasses.fields(cls)):
+        return "decorate it with @dataclass(frozen=True, kw_only=True), below @register_scheme"
+    for attribute in ("name", "summary"):
+        if not isinstance(getattr(cls, attribute, None), str):
+            return f"it needs {attribute} = '...', without a type"
+    if not NAME.fullmatch(cls.name):
+        return f"its name {cls.name!r} should be of small letters, digits and underscores"
+    if cls.effect is Scheme.effect and cls.on_images is Scheme.on_images:
+        return "it needs effect(geometry), which says what it does"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +72,8 @@ class Scheme:
     """Whether it speaks to all layers at once, through the input of the first."""
     nearest: ClassVar[str | None] = None
     """For a scheme that other runtimes cannot serve: one like it that they can."""
+    example: ClassVar[Mapping[str, Any]] = {}
+    """Options under which it shows in a text of some thirty tokens: those of the tests' tiny models."""
 
     target_length: int | None = None
     trained_length: int | None = None
@@ -145,6 +173,11 @@ def scheme_from(scheme: str | Scheme, options: Mapping[str, Any]) -> Scheme:
             raise PosencError(
                 f"A scheme object carries its own options; {', '.join(given)} beside it would be ignored. "
                 f"Give them to {type(scheme).__name__}(...) or name the scheme: scheme={scheme.name!r}."
+            )
+        if SCHEMES.registered().get(getattr(scheme, "name", "")) is not type(scheme):
+            raise PosencError(
+                f"{type(scheme).__name__} is not registered, so that no checkpoint of it could be read: decorate the "
+                "class with @register_scheme (a class that was defined again must be made anew as well)."
             )
         return scheme
     raise PosencError(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ..core.effects import Geometry
 from ..core.patterns import Chunked, Pattern
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .pattern import TwoPositionScheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Dca(TwoPositionScheme):
     """True distances within a chunk of `chunk` tokens; keys of older chunks at distances below the trained length.

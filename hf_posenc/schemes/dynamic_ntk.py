@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.effects import Effect, FollowingRotation, Geometry, Span, span
-from .base import register
+from .base import register_scheme
 from .frequencies import base_frequencies, ntk_weights, refuse_degenerate
 from .rotary import RotaryScheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class DynamicNtk(RotaryScheme):
     """NTK scaling that grows with what a query sees: none up to the trained length L, then 1 + factor*(l/L - 1).

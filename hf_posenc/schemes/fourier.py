@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..core.effects import Effect, Geometry, ImageEffect
 from ..core.tables import ComputedTable, held
-from .base import Scheme, register
+from .base import Scheme, register_scheme
 from .sinusoidal import LAYOUTS, GridSinusoids, axis_sinusoids, log_frequencies, refuse_odd
 
 LOG, GAUSSIAN, LEARNED = "log", "gaussian", "learned"
@@ -40,7 +40,7 @@ class FourierTable(ComputedTable):
         return axis_sinusoids(positions[..., None], self.posenc_frequencies, self.layout)
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Fourier(Scheme):
     """Adds sin and cos of the position to the input, along one axis or several, an equal part of the channels each.

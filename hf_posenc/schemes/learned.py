@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..core.effects import Effect, Geometry, ImageEffect, OwnGrid
 from ..core.tables import LearnedTable
 from ..errors import PosencError, UnsupportedCell
-from .base import Scheme, register
+from .base import Scheme, register_scheme
 
 
 def linear_rows(table: Tensor, rows: int) -> Tensor:
@@ -88,7 +88,7 @@ TRAINED = {
 """By way of resizing, which rows are trained ones, bit for bit; with `first_rows` short texts read what they did."""
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Learned(Scheme):
     """The family's own table resized to the target, or a new random one (normal, seeded) where it has none.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.effects import Geometry
-from .base import register
+from .base import register_scheme
 from .frequencies import linear_frequencies
 from .rotary import RescaledRope
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Linear(RescaledRope):
     """Squeezes positions into the trained range: every pair is slowed by `factor`."""

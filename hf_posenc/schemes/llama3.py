@@ -8,12 +8,12 @@ from typing import Any
 
 from ..core.effects import Geometry
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .frequencies import llama3_frequencies
 from .rotary import RescaledRope
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Llama3(RescaledRope):
     """Slows waves longer than the trained length by `factor`, keeps those below a quarter of it, mixes between."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..core.effects import Effect, FollowingRotation, Geometry, Rotation, finite
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .frequencies import (
     base_frequencies,
     longrope_attention_factor,
@@ -19,7 +19,7 @@ from .frequencies import (
 from .rotary import RotaryScheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class LongRope(RotaryScheme):
     """Divides pair i by short_factor[i] while a query sees no more than the trained length, by long_factor[i] after.

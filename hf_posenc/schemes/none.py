@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.effects import Effect, Geometry, ImageEffect
-from .base import Scheme, register
+from .base import Scheme, register_scheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class NoPositions(Scheme):
     """Every site neutral (NoPE). A decoder still learns order from its causal mask; an encoder sees a bag of words."""

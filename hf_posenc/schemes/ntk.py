@@ -8,12 +8,12 @@ from typing import Any
 
 from ..core.effects import Effect, Geometry
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .frequencies import covering_alpha, ntk_frequencies, ntk_theta, present_frequencies, refuse_degenerate
 from .rotary import RescaledRope
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Ntk(RescaledRope):
     """Raises theta so that the slowest pair is slowed by `alpha` and the fastest not at all.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.effects import Effect, Geometry, Rotation
-from .base import register
+from .base import register_scheme
 from .frequencies import proportional_frequencies, rotary_dim
 from .rotary import RotaryScheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Proportional(RotaryScheme):
     """Rotates only the fastest `partial_rotary_factor` of the pairs; `factor` slows those, as in transformers."""

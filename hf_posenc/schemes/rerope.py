@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ..core.effects import Geometry
 from ..core.patterns import Banded, Far, Pattern
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .pattern import TwoPositionScheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Rerope(TwoPositionScheme):
     """True distances within `window`, and the window for all keys beyond it.

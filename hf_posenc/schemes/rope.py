@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.effects import Effect, Geometry, Rotation
-from .base import register
+from .base import register_scheme
 from .frequencies import default_frequencies, rotary_dim
 from .rotary import RotaryScheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Rope(RotaryScheme):
     """Rotates pair i of q and k by position * rope_theta^(-2i/d); any scaling that the model had is dropped."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ..core.effects import Geometry
 from ..core.patterns import Banded, Far, Pattern
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .pattern import TwoPositionScheme, rounded_up
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class SelfExtend(TwoPositionScheme):
     """True distances within `window`; beyond it positions are divided by `group` and rounded down.

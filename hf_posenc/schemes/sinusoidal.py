@@ -12,7 +12,7 @@ from ..core.effects import Effect, Geometry, ImageEffect
 from ..core.precision import Fp32Buffers
 from ..core.tables import ComputedTable, held
 from ..errors import UnsupportedCell
-from .base import Scheme, register
+from .base import Scheme, register_scheme
 from .frequencies import default_frequencies
 
 LAYOUTS = ("interleaved", "concatenated")
@@ -78,7 +78,7 @@ class SinusoidTable(ComputedTable):
         return sinusoids(positions, self.inv_freq, self.layout)
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Sinusoidal(Scheme):
     """Adds sin and cos of the position to the input, frequencies base^(-2i/hidden_size)."""

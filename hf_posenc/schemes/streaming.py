@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..core.effects import Effect, Geometry
 from ..core.patterns import Banded, Far, Pattern
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .pattern import TwoPositionScheme
 
 
@@ -32,7 +32,7 @@ class _FirstAndRecent(TwoPositionScheme):
         return window
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Streaming(_FirstAndRecent):
     """Sees `sinks` first tokens and the last `window`, with positions as they are in a cache of just those.
@@ -60,7 +60,7 @@ class Streaming(_FirstAndRecent):
         return Effect(rotation=made.rotation, pattern=made.pattern, forgets=True)
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class LmInfinite(_FirstAndRecent):
     """Sees the first `global_tokens` and the last `window` tokens; the first ones at a distance of `window`."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core.effects import Effect, Geometry
 from ..errors import PosencError
-from .base import Scheme, register
+from .base import Scheme, register_scheme
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
@@ -62,7 +62,7 @@ class BucketBias(nn.Module):
         return f"heads={self.weight.shape[1]}, buckets={self.buckets}, max_distance={self.max_distance}, {side}"
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class T5(Scheme):
     """Bucketed relative bias. The parameters are new and start random (normal, 1/sqrt(hidden size)): train them."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from ..core.effects import Geometry
 from ..core.patterns import Banded, Pattern, Scattered
-from .base import register
+from .base import register_scheme
 from .pattern import VisibleScheme
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Window(VisibleScheme):
     """Sees keys closer than `window`, on both sides on encoders; as many as the trained length unless given."""
@@ -29,7 +29,7 @@ class Window(VisibleScheme):
         return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=window)
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Sparse(VisibleScheme):
     """Near keys and some others: global tokens at the start, every `stride`-th key, random blocks.

@@ -8,12 +8,12 @@ from typing import Any
 
 from ..core.effects import Effect, Geometry
 from ..errors import PosencError
-from .base import register
+from .base import register_scheme
 from .frequencies import refuse_degenerate, yarn_attention_factor, yarn_frequencies
 from .rotary import RescaledRope
 
 
-@register
+@register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Yarn(RescaledRope):
     """Keeps fast pairs, slows slow ones by `factor`, ramps between, and sharpens attention a little."""
