@@ -1,10 +1,12 @@
 """Swap how a Hugging Face model knows positions, and back."""
 
+from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from .checkpoints.save_load import load, merge, save
 from .errors import PosencError, UnsupportedCell, UnsupportedModel
 from .families import Family, register_family
 from .patching.describe import Description, check_model, describe
 from .patching.growth import new_rows
+from .patching.lengths import reach, trained_length
 from .patching.patch import is_patched, patch_model, set_rendering, unpatch_model
 from .schemes import SCHEMES, Scheme, register_scheme
 
@@ -19,14 +21,18 @@ __all__ = [
     "UnsupportedModel",
     "check_model",
     "describe",
+    "describe_checkpoint",
     "is_patched",
     "load",
     "merge",
     "new_rows",
+    "patch_checkpoint",
     "patch_model",
+    "reach",
     "register_family",
     "register_scheme",
     "save",
     "set_rendering",
+    "trained_length",
     "unpatch_model",
 ]

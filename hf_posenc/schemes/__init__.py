@@ -1,11 +1,63 @@
-"""One file per scheme. A file that is here is registered, tested, listed and documented unasked."""
+"""One file per scheme. A file that is here is registered, exported, tested and listed unasked."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
+# Written out for type checkers and editors; a file that is not listed here is served all the same.
+from .alibi import Alibi
+from .axial_rope import AxialRope
 from .base import SCHEMES, Scheme, register_scheme, scheme_from
+from .dca import Dca
+from .dynamic_ntk import DynamicNtk
+from .fourier import Fourier
+from .learned import Learned
+from .linear import Linear
+from .llama3 import Llama3
+from .longrope import LongRope
+from .none import NoPositions
+from .ntk import Ntk
+from .proportional import Proportional
+from .rerope import Rerope
+from .rope import Rope
+from .self_extend import SelfExtend
+from .sinusoidal import Sinusoidal
+from .streaming import LmInfinite, Streaming
+from .t5 import T5
+from .window import Sparse, Window
+from .yarn import Yarn
+
+__all__ = [
+    "SCHEMES",
+    "T5",
+    "Alibi",
+    "AxialRope",
+    "Dca",
+    "DynamicNtk",
+    "Fourier",
+    "Learned",
+    "Linear",
+    "Llama3",
+    "LmInfinite",
+    "LongRope",
+    "NoPositions",
+    "Ntk",
+    "Proportional",
+    "Rerope",
+    "Rope",
+    "Scheme",
+    "SelfExtend",
+    "Sinusoidal",
+    "Sparse",
+    "Streaming",
+    "Window",
+    "Yarn",
+    "register_scheme",
+    "scheme_from",
+]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
-
-__all__ = ["SCHEMES", "Scheme", "register_scheme", "scheme_from"]
+for _class in SCHEMES.registered().values():
+    if _class.__name__ not in __all__:
+        globals()[_class.__name__] = _class
+        __all__.append(_class.__name__)
