@@ -29,7 +29,8 @@ def test_schemes_lists_every_cell(how):
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     grades = cells()
-    for name, scheme in SCHEMES.items():
+    for name in SCHEMES.built_in():
+        scheme = SCHEMES[name]
         expected = [grades[name, kind].partition(":")[0] for kind in KINDS]
         assert rows[name].split()[1 : 1 + len(expected)] == expected
         assert scheme.summary in rows[name]

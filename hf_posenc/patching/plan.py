@@ -63,6 +63,8 @@ def plan(
     `lost`: why the model's own table is not at hand any more.
     """
     effects = {name: scheme.effect(geometry) for name, geometry in geometries.items()}
+    for effect in effects.values():
+        scheme.refuse_undeclared(effect)
     first = next(iter(geometries))
     source = effects[first].table
     if lost is not None and source is not None and source.reads_native:

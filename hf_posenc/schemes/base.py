@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from ..core.effects import Effect, Geometry, ImageEffect, Span, finite, span
+from ..core.effects import Effect, Geometry, ImageEffect, OwnTable, Span, finite, span
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
 
@@ -106,6 +106,17 @@ class Scheme:
                 f"{geometry.trained_length}) or factor=."
             )
         return found
+
+    def refuse_undeclared(self, effect: Effect) -> None:
+        """Raise where the class keeps quiet about what its effect does: that is asked before there is an effect."""
+        follows = effect.rotation is not None and effect.rotation.follows_length
+        adds = effect.table is not None and not isinstance(effect.table, OwnTable)
+        for declared, does in (("follows", follows), ("adds_to_input", adds)):
+            if does and not getattr(self, declared):
+                raise PosencError(
+                    f"The scheme {self.name!r} does not declare what its effect does: {declared} = True belongs into "
+                    f"the class {type(self).__name__}."
+                )
 
     def options(self) -> dict[str, Any]:
         """The options that were given, as JSON can hold them."""

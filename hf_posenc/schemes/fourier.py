@@ -52,6 +52,7 @@ class Fourier(Scheme):
     name = "fourier"
     summary = "sines and cosines of fixed, random or learned frequencies, of one axis or more"
     adds_to_input = True
+    example = {"frequencies": "learned", "base": 100.0}
 
     frequencies: str = LOG
     base: float = 10_000.0

@@ -102,6 +102,7 @@ class Learned(Scheme):
     name = "learned"
     summary = "a trainable table, the family's own one resized"
     adds_to_input = True
+    example = {"target_length": 128}
 
     resize: str | None = None
     alpha: float = 0.4
