@@ -136,7 +136,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if origin is None and name in self.built_in():
             return self._entries[name]  # also where another package offers something else under its name
         if name not in self:
-            if origin is None:
+            if origin is None or not isinstance(name, str):
                 return self[name]  # which says what is known
             raise PosencError(self._missing(name, origin))
         found = self.origin(name)

@@ -325,6 +325,12 @@ def test_a_damaged_requirement_is_refused(damage):
     read({**record_of("alibi"), "requires": damage})
 
 
+@pytest.mark.parametrize("name", [[], {}, None, 5, "", "nonsense"])
+def test_a_damaged_name_is_refused(name):
+    for requires in ({}, {"requires": {"scheme": {"module": "m", "package": "p"}}}):
+        read({**record_of("alibi"), "scheme": name, **requires})
+
+
 def test_records_of_our_own_schemes_have_not_changed():
     assert set(record_of("alibi")) == {"format", "scheme", "options", "geometry", "original"}
 

@@ -111,7 +111,7 @@ def read_family(data: Any) -> tuple[str, Origin]:
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise PosencError(f"A family that a posenc record requires has a name, got {data!r}.")
     name, origin = data["name"], Origin.from_dict({k: v for k, v in data.items() if k != "name"})
-    if name in IMAGE_FAMILIES.registered():
+    if name in IMAGE_FAMILIES:
         IMAGE_FAMILIES.meant(name, origin)
     else:
         FAMILIES.meant(name, origin)
