@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hf_posenc import SCHEMES, PosencError, UnsupportedModel, check_model, is_patched, patch_model, unpatch_model
+from hf_posenc.core.effects import CoordinateRotation
 from hf_posenc.families import FAMILIES
 from hf_posenc.patching.edits import Hook, Swap
 from hf_posenc.patching.grades import sample_geometry
@@ -543,7 +544,9 @@ def works(scheme: Scheme) -> None:
             continue
         assert target >= geometry.trained_length or scheme.trained_length
         if effect.rotation is not None:
-            assert all(math.isfinite(f) for f in effect.rotation.inv_freq)
+            by_axes = isinstance(effect.rotation, CoordinateRotation)
+            pairs = effect.rotation.posenc_frequencies.flatten() if by_axes else effect.rotation.inv_freq
+            assert all(math.isfinite(f) for f in pairs)
             assert math.isfinite(effect.rotation.attention_scaling)
 
 
