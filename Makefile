@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench sweep lint clean
+.PHONY: demo test bench sweep docs lint clean
 
 demo: $(STAMP)
 	$(BIN)/python recipes/demo.py
@@ -17,6 +17,9 @@ bench: $(STAMP)
 
 sweep: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/sweep
+
+docs: $(STAMP)
+	$(BIN)/python docs/tables.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

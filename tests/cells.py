@@ -1,12 +1,29 @@
-"""Tiny random models of every family, and the cells of schemes x families that tests run over."""
+"""Tiny random models of every family, and the cells of schemes x families that tests run over.
+
+What is registered from outside is among them: `pytest --register FILE` imports a file before cells are made.
+"""
+
+import re
+from functools import cache
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedModel,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_posenc import SCHEMES
+from hf_posenc import SCHEMES, UnsupportedCell, patch_model
+from hf_posenc.core.effects import Effect, Geometry
+from hf_posenc.families import FAMILIES, places
 from hf_posenc.patching.grades import cells as grades
-from hf_posenc.schemes.pattern import PatternScheme
+from hf_posenc.patching.records import Record
 
 transformers.logging.set_verbosity_error()
 
@@ -37,54 +54,146 @@ KINDS: dict[str, dict] = {
     "bert": dict(model_type="bert"),
     "bert_decoder": dict(model_type="bert", is_decoder=True),
 }
-CAUSAL = [kind for kind in KINDS if kind != "bert"]
+
+
+def from_outside() -> list[str]:
+    """Model types of families that are registered from outside, and have a language-model head."""
+    families = [FAMILIES[name] for name in FAMILIES if not FAMILIES.origin(name).built_in]
+    types = [kind for family in families for kind in family.model_types if kind in CONFIG_MAPPING]
+    heads = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING)
+    return [kind for kind in types if any(CONFIG_MAPPING[kind] in head for head in heads)]
+
+
+OUTSIDE = from_outside()
+KINDS |= {kind: dict(model_type=kind) for kind in OUTSIDE}
+
+
+def config_of(kind: str, **overrides):
+    sizes = {**_SIZES, **KINDS[kind], **overrides}
+    return AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+
+
+def is_causal(kind: str) -> bool:
+    config = config_of(kind)
+    return type(config) not in MODEL_FOR_MASKED_LM_MAPPING or bool(getattr(config, "is_decoder", False))
+
+
+CAUSAL = [kind for kind in KINDS if is_causal(kind)]
 
 
 def tiny(kind: str, seed: int = 0, **overrides) -> PreTrainedModel:
     """A tiny random model with a language-model head, in eval mode."""
-    sizes = {**_SIZES, **KINDS[kind], **overrides}
-    config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
-    auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
+    config = config_of(kind, **overrides)
     torch.manual_seed(seed)
-    return auto.from_config(config).eval()
-
-
-_OPTIONS: dict[str, dict] = {
-    "learned": {"target_length": 4 * LENGTH},
-    # Parameters of its own, and other frequencies than those of `sinusoidal`.
-    "fourier": {"frequencies": "learned", "base": 100.0},
-    # Windows far below the trained length, so that they show in short texts.
-    "self_extend": {"factor": 4.0, "window": 5},
-    "rerope": {"window": 5},
-    "dca": {"chunk": 7, "local_window": 5},
-    "streaming": {"sinks": 2, "window": 6},
-    "lm_infinite": {"global_tokens": 2, "window": 6},
-    "window": {"window": 6},
-    "sparse": {"window": 4, "global_tokens": 1, "stride": 5},
-}
+    return (AutoModelForCausalLM if kind in CAUSAL else AutoModelForMaskedLM).from_config(config).eval()
 
 
 def options(scheme: str) -> dict:
-    """What a scheme must be told; enough rows for tests that run past the trained length."""
-    return dict(_OPTIONS.get(scheme, {"factor": 4.0} if SCHEMES[scheme].extends else {}))
+    """What a scheme must be told, and what makes it show in a short text."""
+    cls = SCHEMES[scheme]
+    return dict(cls.example) or ({"factor": 4.0} if cls.extends else {})
+
+
+# --- what a kind of model is, asked of a live one ---
+
+
+@cache
+def _table(kind: str) -> str | None:
+    model = tiny(kind)
+    table = places(model).family.table
+    return table and f"{model.base_model_prefix}.{table}"
+
+
+TABLES = {kind: path for kind in KINDS if (path := _table(kind)) is not None}
+"""Kinds with a position table, and where it is."""
+ROTARY = [kind for kind in KINDS if places(tiny(kind)).has_rotary]
+
+
+def no_dropout(kind: str) -> dict[str, float]:
+    return {name: 0.0 for name, value in vars(config_of(kind)).items() if "drop" in name and isinstance(value, float)}
+
+
+def projections(kind: str) -> list[str]:
+    """The names of what makes q, k and v."""
+    wanted = re.compile(r"[qkv]_proj|query|key|value|c_attn|qkv")
+    found = {path.rpartition(".")[2] for path, _ in tiny(kind).named_modules()}
+    return sorted(name for name in found if wanted.fullmatch(name))
+
+
+# --- what a scheme does on it, asked of its effect ---
+
+
+@cache
+def geometry(kind: str) -> Geometry:
+    return Record.from_dict(patch_model(tiny(kind), "none").config.posenc).geometry
+
+
+@cache
+def effect(scheme: str, kind: str) -> Effect:
+    return SCHEMES[scheme].from_options(options(scheme)).effect(geometry(kind))
+
+
+def table_of(scheme: str, kind: str) -> nn.Module | None:
+    """What a scheme adds to the input, in the place of the model's own table or without one."""
+    source = effect(scheme, kind).table
+    if source is None or (not SCHEMES[scheme].adds_to_input and kind not in TABLES):
+        return None
+    native = nn.Embedding(LENGTH, geometry(kind).hidden_size) if kind in TABLES else None
+    return source.module(native, torch.zeros(1))
+
+
+def modules_of(scheme: str, kind: str) -> dict[str, nn.Module]:
+    """The modules with numbers of their own that a scheme brings, by their place in the base model."""
+    bias, table = effect(scheme, kind).bias, table_of(scheme, kind)
+    place = TABLES[kind].partition(".")[2] if kind in TABLES else "posenc_table"
+    return {name: module for name, module in (("posenc_bias", bias), (place, table)) if module is not None}
+
+
+def trained(scheme: str, kind: str) -> set[str]:
+    """The parameters that a scheme brings and trains, by their place in the base model."""
+    return {
+        f"{place}.{name}"
+        for place, module in modules_of(scheme, kind).items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _way(scheme: str) -> tuple[bool, ...]:
+    """How a scheme is rendered."""
+    does = effect(scheme, "llama")
+    slopes = does.bias is not None and does.bias.key_slopes is not None
+    turns = does.rotation is not None
+    late = turns and does.rotation.follows_length
+    scaled = turns and does.rotation.attention_scaling != 1
+    return does.bias is not None, slopes, does.table is not None, turns, late, scaled, does.pattern is not None
 
 
 TEXT = [scheme for scheme in SCHEMES if not grades()[scheme, "RoPE"].startswith("refused")]
 """Schemes that are not for images alone."""
-PATTERNS = [scheme for scheme in SCHEMES if issubclass(SCHEMES[scheme], PatternScheme)]
-# Patterns keep a table as long as it was, or need RoPE: test_patterns.py has them on tables.
-TABLES = ("gpt2", "bert", "bert_decoder")
-# Qwen2 is a LLaMA whose projections have biases: one scheme for each way to render is enough of it.
-LIKE_LLAMA = ("alibi", "dynamic_ntk", "learned", "rope", "self_extend", "yarn")
-CELLS = [
-    (scheme, kind)
-    for scheme in TEXT
-    for kind in KINDS
-    if not (scheme in PATTERNS and kind in TABLES)
-    and (scheme, kind) != ("streaming", "mistral")  # which has a sliding window of its own
-    and (kind != "qwen2" or scheme in LIKE_LLAMA)
-]
+PATTERNS = [scheme for scheme in TEXT if effect(scheme, "llama").pattern is not None]
+ONE_OF_EACH = list({_way(scheme): scheme for scheme in TEXT}.values())
+"""A scheme for each way to render."""
+
+
+def refused(scheme: str, kind: str) -> bool:
+    """Whether a scheme says by itself that it makes no sense here; that patch_model then refuses is a law."""
+    try:
+        return effect(scheme, kind).forgets and bool(getattr(config_of(kind), "sliding_window", None))
+    except UnsupportedCell:
+        return True
+
+
+def exists(scheme: str, kind: str) -> bool:
+    if refused(scheme, kind) or (scheme in PATTERNS and kind in TABLES):
+        return False  # patterns that keep a table keep its length: test_patterns.py has them on tables
+    # Qwen2 is a LLaMA whose projections have biases; what is registered from outside is like something here as well.
+    return kind not in ("qwen2", *OUTSIDE) or scheme in ONE_OF_EACH or not SCHEMES.origin(scheme).built_in
+
+
+CELLS = [(scheme, kind) for scheme in TEXT for kind in KINDS if exists(scheme, kind)]
 CAUSAL_CELLS = [(scheme, kind) for scheme, kind in CELLS if kind in CAUSAL]
+REFUSED_CELLS = [(scheme, kind) for scheme in TEXT for kind in KINDS if refused(scheme, kind)]
 
 
 def tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:

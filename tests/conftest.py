@@ -9,16 +9,32 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from cells import CELLS, KINDS
 from filelock import FileLock
-
-from hf_posenc import SCHEMES
+from registering import register_from
 
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--register",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file or module that registers schemes or families, which tests over all of them then run over as well",
+    )
+
+
+def pytest_configure(config):
+    for name in config.getoption("--register"):
+        register_from(name)
+
+
 def pytest_collection_modifyitems(config, items):
     """Tests over all schemes and kinds of models are for the cells that exist; the others are refused, by test."""
+    from cells import CELLS, KINDS  # after what is registered
+
+    from hf_posenc import SCHEMES
 
     def exists(item):
         given = getattr(getattr(item, "callspec", None), "params", {})

@@ -10,14 +10,23 @@ import peft
 import pytest
 import torch
 import transformers
-from cells import CELLS, KINDS, LENGTH, VOCAB, options, tiny, tokens
+from cells import CELLS, KINDS, LENGTH, VOCAB, effect, options, tiny, tokens
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hf_posenc import SCHEMES, PosencError, UnsupportedModel, check_model, is_patched, patch_model, unpatch_model
-from hf_posenc.core.effects import CoordinateRotation
+from hf_posenc import (
+    SCHEMES,
+    PosencError,
+    UnsupportedCell,
+    UnsupportedModel,
+    check_model,
+    is_patched,
+    patch_model,
+    unpatch_model,
+)
+from hf_posenc.core.effects import CoordinateRotation, FollowingRotation
 from hf_posenc.families import FAMILIES
 from hf_posenc.patching.edits import Hook, Swap
 from hf_posenc.patching.grades import sample_geometry
@@ -235,13 +244,31 @@ def test_transformers_itself_builds_no_rope_with_odd_heads():
         tiny("llama", head_dim=9)
 
 
-@pytest.mark.parametrize(
-    "scheme, kind",
-    [(s, k) for s, k in CELLS if s not in ("ntk", "dynamic_ntk", "yarn", "longrope") and k in ("llama", "gpt2")],
-)
+def needs_two_pairs(scheme: str, kind: str) -> bool:
+    """Whether a scheme tells fast pairs from slow ones: such a one may refuse to make sense of a single pair."""
+    rotation = effect(scheme, kind).rotation
+    if rotation is None or not all(rotation.inv_freq):
+        return False
+    own = [10_000 ** (-2 * i / 8) for i in range(4)]
+    ratios = [mine / theirs for mine, theirs in zip(rotation.inv_freq, own, strict=True)]
+    return isinstance(rotation, FollowingRotation) or max(ratios) > min(ratios) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("scheme, kind", [(s, k) for s, k in CELLS if k in ("llama", "gpt2")])
 def test_heads_of_two_channels_have_one_pair(scheme, kind):
     sizes = {"head_dim": 2} if kind == "llama" else {"hidden_size": 8}
+    if needs_two_pairs(scheme, kind):
+        try:
+            patch_model(tiny(kind, **sizes), scheme, **options(scheme))
+        except UnsupportedCell as refusal:
+            assert "two pairs" in str(refusal)
+            return
     assert logits(patch_model(tiny(kind, **sizes), scheme, **options(scheme))).isfinite().all()
+
+
+@pytest.mark.parametrize("kind, size", [("llama", {"head_dim": 2}), ("gpt2", {"hidden_size": 8})])
+def test_llama3_tells_by_wavelength_and_takes_one_pair(kind, size):
+    assert logits(patch_model(tiny(kind, **size), "llama3", factor=4.0)).isfinite().all()
 
 
 @pytest.mark.parametrize("scheme", ["ntk", "dynamic_ntk", "yarn", "longrope"])
@@ -545,7 +572,7 @@ def works(scheme: Scheme) -> None:
         assert target >= geometry.trained_length or scheme.trained_length
         if effect.rotation is not None:
             by_axes = isinstance(effect.rotation, CoordinateRotation)
-            pairs = effect.rotation.posenc_frequencies.flatten() if by_axes else effect.rotation.inv_freq
+            pairs = effect.rotation.posenc_frequencies.flatten().tolist() if by_axes else effect.rotation.inv_freq
             assert all(math.isfinite(f) for f in pairs)
             assert math.isfinite(effect.rotation.attention_scaling)
 

@@ -6,19 +6,16 @@ import math
 import pytest
 import torch
 import transformers
-from cells import CELLS, KINDS, LENGTH, PATTERNS, TEXT, options, tiny
+from cells import CELLS, KINDS, LENGTH, ROTARY, TABLES, TEXT, effect, options, tiny
 from torch import nn
 from transformers import AttentionMaskInterface
 
-from hf_posenc import SCHEMES, PosencError, check_model, describe, patch_model, unpatch_model
+from hf_posenc import PosencError, check_model, describe, patch_model, unpatch_model
 from hf_posenc.core.tables import ZeroTable
 from hf_posenc.runtime.hooks import before_embeddings, before_first_layer
 from hf_posenc.runtime.positions import before_attention
 
-ROTARY = ["llama", "mistral", "qwen2", "qwen3"]
-TABLES = ["gpt2", "bert", "bert_decoder"]
 DIM, PAIRS, THETA = 8, 4, 10_000.0
-SEALED_ANYWHERE = ["alibi", "t5", "dynamic_ntk", "longrope", *PATTERNS]
 
 
 def close(value: float) -> object:
@@ -86,26 +83,30 @@ def test_an_unpatched_model_scaled_by_yarn():
     assert told.longest_wavelength == close(4 * wavelength(PAIRS - 1))
 
 
+def native(does, kind: str) -> bool:
+    """Whether a rotation is one that the model's own rotary module can do: fixed, and known to its config."""
+    return kind in ROTARY and not does.rotation.follows_length and does.rotation.parameters is not None
+
+
 @pytest.mark.parametrize("scheme, kind", CELLS)
 def test_patched_models(scheme, kind):
-    model = patched(kind, scheme)
+    model, does = patched(kind, scheme), effect(scheme, kind)
     told, text = describe(model), str(describe(model))
-    sealed = scheme in SEALED_ANYWHERE or (scheme in ("learned", "sinusoidal", "fourier")) == (kind in ROTARY)
-    if scheme == "none":
-        sealed = False
+    inside = (
+        does.bias is not None or does.pattern is not None or (does.rotation is not None and not native(does, kind))
+    )
+    sealed = inside or (does.table is not None and kind not in TABLES)
     grade = "sealed" if sealed else "config" if kind in ROTARY else "weights"
     assert told.scheme == scheme
     assert told.options.items() >= options(scheme).items()
     assert told.trained_length == LENGTH
-    reach = 4 * LENGTH if {"factor", "target_length"} & set(options(scheme)) else LENGTH
+    reach = options(scheme).get("target_length", LENGTH * options(scheme).get("factor", 1))
     assert told.target_length == reach == model.config.max_position_embeddings
     assert told.portability.startswith(grade + ":")
-    inside = sealed and scheme not in ("sinusoidal", "fourier", "learned")  # those add to the input only
     assert told.kernel == ("hf_posenc_sdpa" if inside else "sdpa")
-    assert (told.bias != "none") == (scheme in ("alibi", "t5"))
-    turns = scheme in SCHEMES and scheme not in ("none", "alibi", "t5", "sinusoidal", "fourier", "learned")
-    assert told.pairs == ((3 if scheme == "proportional" else PAIRS) if turns else 0)
-    assert (told.rope_theta is not None) == turns
+    assert (told.bias != "none") == (does.bias is not None)
+    assert told.pairs == (sum(f > 0 for f in does.rotation.inv_freq) if does.rotation else 0)
+    assert (told.rope_theta is not None) == (does.rotation is not None)
     for value in (scheme, grade, told.kernel, type(model).__name__):
         assert value in text
 

@@ -9,41 +9,64 @@ from functools import lru_cache
 
 import pytest
 import torch
-from cells import CAUSAL, CAUSAL_CELLS, CELLS, KINDS, LENGTH, VOCAB, options, tiny, tokens
+from cells import (
+    CAUSAL,
+    CAUSAL_CELLS,
+    CELLS,
+    KINDS,
+    LENGTH,
+    REFUSED_CELLS,
+    ROTARY,
+    TABLES,
+    VOCAB,
+    effect,
+    geometry,
+    modules_of,
+    no_dropout,
+    options,
+    projections,
+    tiny,
+    tokens,
+    trained,
+)
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import DynamicCache, StaticCache
+from transformers.pytorch_utils import Conv1D
 
-from hf_posenc import SCHEMES, PosencError, check_model, is_patched, patch_model, unpatch_model
+from hf_posenc import SCHEMES, PosencError, UnsupportedCell, check_model, is_patched, patch_model, unpatch_model
+from hf_posenc.core.effects import FollowingRotation
+from hf_posenc.core.precision import kept_in_fp32
 from hf_posenc.core.tables import LearnedTable
 
 LONG = 3 * LENGTH
 TOL = 2e-4
 """For logits of standard deviation 1.7 in fp32; a position that is off by one gives errors above 0.1."""
 
-TABLES = {"gpt2": "transformer.wpe", "bert": "bert.embeddings.position_embeddings"}
-TABLES["bert_decoder"] = TABLES["bert"]
-ROTARY = [kind for kind in KINDS if kind not in TABLES]
-
-IDENTITY = {(scheme, kind) for scheme in ("rope", "dynamic_ntk") for kind in ROTARY}
-"""Up to the trained length these are what the model does anyway."""
-FOLLOWING = ("dynamic_ntk", "longrope")
-"""Schemes whose angles depend on how much a query sees."""
-ABSOLUTE = ("sinusoidal", "fourier", "learned")
-BF16_ORDER = {("learned", kind) for kind in TABLES}
-"""A table that is resized and then rounded is not the one that is rounded and then resized."""
-NO_DROPOUT = {
-    "gpt2": dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0),
-    "bert": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-}
-NO_DROPOUT["bert_decoder"] = NO_DROPOUT["bert"]
-PROJECTIONS = {"gpt2": ["c_attn"], "bert": ["query", "key", "value"], "bert_decoder": ["query", "key", "value"]}
-
-FREQUENCIES = "posenc_frequencies"
-"""Parameters that are positions, and so stay in fp32."""
-
 every_cell = pytest.mark.parametrize(("scheme", "kind"), CELLS)
 every_causal_cell = pytest.mark.parametrize(("scheme", "kind"), CAUSAL_CELLS)
+
+
+def is_identity(scheme, kind):
+    """Whether a scheme is, up to the trained length, what the model does anyway."""
+    does, own = effect(scheme, kind), SCHEMES["rope"]().effect(geometry(kind))
+    only_rotates = does.rotation is not None and (does.table, does.bias, does.pattern) == (None, None, None)
+    if kind not in ROTARY or not only_rotates:
+        return False
+    first = (does.rotation.inv_freq, does.rotation.attention_scaling)
+    return first == (own.rotation.inv_freq, own.rotation.attention_scaling)
+
+
+def is_absolute(scheme, kind):
+    """Whether it matters to a scheme where a text begins: it adds to the input, or follows how much is seen."""
+    does = effect(scheme, kind)
+    return does.table is not None or isinstance(does.rotation, FollowingRotation)
+
+
+def resizes(scheme, kind):
+    """Whether a scheme makes its table from the model's own; resized and then rounded is not rounded and resized."""
+    source = effect(scheme, kind).table
+    return kind in TABLES and source is not None and source.reads_native
 
 
 def patched(scheme, kind, **overrides):
@@ -118,7 +141,7 @@ def test_output_changes_and_unpatching_restores_every_bit(scheme, kind):
     assert is_patched(model)
     check_model(model)
     error = (logits(model, ids) - plain_logits(kind)).abs().max()
-    assert error == 0 if (scheme, kind) in IDENTITY else error > 0.05
+    assert error == 0 if is_identity(scheme, kind) else error > 0.05
     assert torch.isfinite(logits(model, tokens(2, LONG))).all()
     unpatch_model(model)
     assert not is_patched(model)
@@ -208,6 +231,14 @@ def test_check_model_notices_tampering(scheme, kind):
         check_model(model)
 
 
+@pytest.mark.parametrize(("scheme", "kind"), REFUSED_CELLS)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(scheme, kind):
+    model = tiny(kind)
+    with pytest.raises(UnsupportedCell):
+        patch_model(model, scheme, **options(scheme))
+    assert_same_model(model, tiny(kind))
+
+
 # --- one pass, or piece by piece ---
 
 
@@ -220,14 +251,14 @@ def test_cached_decoding_equals_a_full_pass(scheme, kind):
     same(in_chunks(model, ids, DynamicCache(config=model.config), [1, 5, 17, 30, 2, 41]), full)
 
 
-def refuse_static(scheme):
-    if scheme == "streaming":
+def refuse_static(scheme, kind):
+    if effect(scheme, kind).forgets:
         pytest.skip("keeps a cache of its own, and refuses others: see test_patterns.py")
 
 
 @every_causal_cell
 def test_decoding_with_a_static_cache_equals_a_full_pass(scheme, kind):
-    refuse_static(scheme)
+    refuse_static(scheme, kind)
     model, ids = patched(scheme, kind), tokens(2, LONG)
     full = logits(model, ids, use_cache=False)
     for chunks in ([LENGTH - 6] + [1] * (LONG - LENGTH + 6), [3, 25, 1, 40, 27]):
@@ -268,7 +299,7 @@ def test_a_row_does_not_see_padding_or_its_neighbours(scheme, kind, side):
     model = patched(scheme, kind)
     ids, mask, places = padded(ROWS, side)
     batched = [logits(model, ids, attention_mask=mask, position_ids=where_they_stand(mask))]
-    if side == "right" or (kind == "bert" and scheme not in (*ABSOLUTE, *FOLLOWING)):
+    if side == "right" or (kind not in CAUSAL and not is_absolute(scheme, kind)):
         batched.append(logits(model, ids, attention_mask=mask))  # positions need not be given
     for output in batched:
         for row, place, got in zip(ROWS, places, output, strict=True):
@@ -279,7 +310,7 @@ def test_a_row_does_not_see_padding_or_its_neighbours(scheme, kind, side):
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
 def test_decoding_a_left_padded_batch_equals_each_row_alone(scheme, kind, cache_class):
     if cache_class is StaticCache:
-        refuse_static(scheme)
+        refuse_static(scheme, kind)
     model, steps = patched(scheme, kind), 8
     rows = [tokens(1, n, seed=n)[0] for n in (7, LENGTH - 4, LENGTH + 15)]
     new = tokens(3, steps, seed=9)
@@ -330,32 +361,45 @@ def test_eager_equals_sdpa(scheme, kind):
     same(logits(fused, ROWS[-1][None]), logits(eager, ROWS[-1][None]))
 
 
+def fp32_tensors(model):
+    """What positions are computed from: all that says so, and all that is known to be."""
+    names, declared = ("inv_freq", "slopes", "weights", "posenc_frequencies"), kept_in_fp32(model)
+    tensors = [
+        (name, tensor) for name, tensor in [*model.named_buffers(), *model.named_parameters()] if tensor.numel()
+    ]
+    known = [name for name, _ in tensors if name.rpartition(".")[2] in names and "original" not in name]
+    return [tensor for name, tensor in tensors if name in declared or name in known]
+
+
+def has_positions(scheme, kind):
+    """Whether a scheme computes with numbers that rounding would spoil: frequencies, slopes."""
+    brought = any(kept_in_fp32(module) for module in modules_of(scheme, kind).values())
+    return brought or kind in ROTARY or effect(scheme, kind).rotation is not None
+
+
 @every_cell
 def test_positions_stay_in_fp32_in_a_bf16_model(scheme, kind):
     after, before = patched(scheme, kind).to(torch.bfloat16), tiny(kind).to(torch.bfloat16)
     patch_model(before, scheme, **options(scheme))
     for model in (after, before):
         check_model(model)
-        names, tensors = (
-            ("inv_freq", "slopes", "weights", FREQUENCIES),
-            [*model.named_buffers(), *model.named_parameters()],
-        )
-        kept = [t for name, t in tensors if name.rpartition(".")[2] in names and "original" not in name]
-        assert all(buffer.dtype == torch.float32 for buffer in kept)
-        assert kept or scheme in ("none", "learned", "t5")
-        assert {p.dtype for name, p in model.named_parameters() if FREQUENCIES not in name} == {torch.bfloat16}
-        assert all(t.dtype == torch.bfloat16 for name, t in model.state_dict().items() if FREQUENCIES not in name)
+        kept, fp32 = fp32_tensors(model), kept_in_fp32(model)
+        assert all(tensor.dtype == torch.float32 for tensor in kept)
+        assert bool(kept) == has_positions(scheme, kind)
+        weights = [*model.named_parameters(), *model.state_dict().items()]
+        assert {t.dtype for name, t in weights if name not in fp32} == {torch.bfloat16}
+        assert {t.dtype for name, t in weights if name in fp32} <= {torch.float32}
     ids = tokens(2, LONG)
     ours = logits(after, ids)
     assert ours.dtype == torch.bfloat16
     assert torch.isfinite(ours).all()
-    if (scheme, kind) not in BF16_ORDER:
+    if not resizes(scheme, kind):
         assert torch.equal(ours, logits(before, ids))
     # Back in fp32 the positions are those of a model that never was in bf16.
     exact = tiny(kind).to(torch.bfloat16).float()
     if kind in ROTARY:  # plain transformers does not keep its own frequencies
         exact.model.rotary_emb = tiny(kind).model.rotary_emb
-    if (scheme, kind) not in BF16_ORDER and scheme not in ("t5", "learned"):
+    if not trained(scheme, kind) - kept_in_fp32(after.base_model):
         patch_model(exact, scheme, **options(scheme))
         assert torch.equal(logits(after.float(), ids), logits(exact, ids))
 
@@ -375,7 +419,7 @@ def test_unpatching_follows_a_cast(scheme, kind):
 
 
 def trainable(scheme, kind):
-    return patched(scheme, kind, **NO_DROPOUT.get(kind, {})).train()
+    return patched(scheme, kind, **no_dropout(kind)).train()
 
 
 def loss_and_gradients(model, ids):
@@ -392,7 +436,7 @@ def test_gradients_reach_every_parameter_with_and_without_checkpointing(scheme, 
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
     ours = [name for name in gradients if "posenc" in name or name.removesuffix(".weight") == TABLES.get(kind)]
-    assert len(ours) == (scheme in ("t5", "learned", "fourier"))
+    assert set(ours) == {f"{model.base_model_prefix}.{name}" for name in trained(scheme, kind)}
     assert all(gradients[name].abs().max() > 1e-6 for name in ours)
     model.gradient_checkpointing_enable()
     again, checkpointed = loss_and_gradients(model, ids)
@@ -404,8 +448,9 @@ def test_gradients_reach_every_parameter_with_and_without_checkpointing(scheme, 
 
 def with_lora(model, kind, **settings):
     """Random adapters that do something, on all that makes q, k and v."""
-    targets = PROJECTIONS.get(kind, ["q_proj", "k_proj", "v_proj"])
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, fan_in_fan_out=kind == "gpt2", **settings)
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    settings |= dict(target_modules=projections(kind), fan_in_fan_out=transposed)
+    config = LoraConfig(r=4, lora_alpha=8, **settings)
     adapted = get_peft_model(model, config)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in adapted.named_parameters():
@@ -432,20 +477,21 @@ def test_lora_adapters_work_before_and_after_merging(scheme, kind):
     same(logits(merged, ids), expected)
 
 
-TRAINED = [("t5", kind, "posenc_bias") for kind in KINDS]
-TRAINED += [("learned", kind, TABLES[kind].rpartition(".")[2] if kind in TABLES else "posenc_table") for kind in KINDS]
+TRAINED = [(scheme, kind) for scheme, kind in CELLS if trained(scheme, kind)]
 
 
-@pytest.mark.parametrize(("scheme", "kind", "module"), TRAINED)
-def test_the_copy_that_peft_trains_is_the_one_in_use(scheme, kind, module):
-    ids = tokens(2, LONG)
-    adapted = with_lora(patched(scheme, kind), kind, modules_to_save=[module])
+@pytest.mark.parametrize(("scheme", "kind"), TRAINED)
+def test_the_copy_that_peft_trains_is_the_one_in_use(scheme, kind):
+    ids, names = tokens(2, LONG), trained(scheme, kind)
+    modules = sorted({place.rpartition(".")[2] for place in modules_of(scheme, kind)})
+    adapted = with_lora(patched(scheme, kind), kind, modules_to_save=modules)
     before = logits(adapted, ids)
     _, gradients = loss_and_gradients(adapted, ids)
-    mine = [name for name in gradients if f"{module}.modules_to_save" in name]
-    assert len(mine) == 1
-    assert gradients[mine[0]].abs().max() > 0
-    adapted.get_parameter(mine[0]).data += torch.randn(gradients[mine[0]].shape)
+    mine = [name for name in gradients if ".modules_to_save." in name]
+    assert len(mine) == len(names)
+    for name in mine:
+        assert gradients[name].abs().max() > 0
+        adapted.get_parameter(name).data += torch.randn(gradients[name].shape)
     after = logits(adapted, ids)
     assert (after - before).abs().max() > 0.1
     merged = adapted.merge_and_unload()

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from cells import LENGTH, PATTERNS, TEXT, options, tiny, tokens
+from cells import LENGTH, TEXT, effect, exists, options, tiny, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -324,7 +324,12 @@ def test_an_encoder_without_positions_sees_a_bag(length, seed):
     torch.testing.assert_close(logits(model, ids[:, order]), logits(model, ids)[:, order], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("scheme", [s for s in TEXT if s not in ("none", *PATTERNS)])
+def knows_order(scheme):
+    does = effect(scheme, "bert")
+    return (does.table, does.rotation, does.bias) != (None, None, None)
+
+
+@pytest.mark.parametrize("scheme", [s for s in TEXT if exists(s, "bert") and knows_order(s)])
 def test_an_encoder_with_positions_sees_order(scheme):
     model, ids = patched(scheme, "bert", 2), tokens(1, 24)
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))

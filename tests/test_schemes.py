@@ -2,21 +2,21 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
-from cells import TEXT
+from cells import KINDS, TEXT, effect, exists, options, tiny
 from torch import Tensor
 
-from hf_posenc import SCHEMES, PosencError
-from hf_posenc.core.effects import FollowingRotation, Geometry
-from hf_posenc.patching.grades import sample_scheme
+from hf_posenc import SCHEMES, PosencError, Scheme, check_model, patch_model, register_scheme
+from hf_posenc.core.effects import FollowingRotation, Geometry, OwnTable
+from hf_posenc.patching.grades import cells, sample_scheme
 from hf_posenc.patching.records import Record
 from hf_posenc.runtime.positions import rotate
 from hf_posenc.schemes import frequencies as fr
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.learned import RESIZE, cubic_rows, cyclic_rows, hierarchical_rows, linear_rows
-from hf_posenc.schemes.pattern import PatternScheme
 from hf_posenc.schemes.sinusoidal import sinusoids
 from hf_posenc.schemes.t5 import bucket
 
@@ -350,7 +350,7 @@ ROPES = [
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("plain", [True, False])
 def test_records_survive_json(scheme, rope, plain):
-    made = sample_scheme(scheme) if plain else SCHEMES[scheme](**OPTIONS.get(scheme, {}))
+    made = sample_scheme(scheme) if plain else SCHEMES[scheme](**(OPTIONS.get(scheme) or options(scheme)))
     original = {"max_position_embeddings": 32} | ({"rope_parameters": rope} if rope else {})
     record = Record(made, {"": geometry(rope=rope, causal=plain, initializer_range=0.3)}, original)
     text = json.dumps(record.to_dict())
@@ -362,8 +362,8 @@ def test_records_survive_json(scheme, rope, plain):
 @pytest.mark.parametrize("scheme", TEXT)
 def test_a_record_gives_the_same_numbers_again(scheme):
     original = {"max_position_embeddings": 32}
-    rope = ROPES[1] if issubclass(SCHEMES[scheme], PatternScheme) else None
-    record = Record(SCHEMES[scheme](**OPTIONS.get(scheme, {})), {"": geometry(rope=rope)}, original)
+    rope = ROPES[1] if cells()[scheme, "nothing"].startswith("refused") else None
+    record = Record(SCHEMES[scheme](**(OPTIONS.get(scheme) or options(scheme))), {"": geometry(rope=rope)}, original)
     again = Record.from_dict(json.loads(json.dumps(record.to_dict())))
     one, two = (r.scheme.effect(r.geometry) for r in (record, again))
     assert one.rotation == two.rotation and one.pattern == two.pattern
@@ -374,3 +374,34 @@ def test_a_record_gives_the_same_numbers_again(scheme):
     if one.table is not None and one.pattern is None:
         rows = [e.table.module(None, torch.zeros(1))(torch.arange(20)) for e in (one, two)]
         assert torch.equal(*rows)
+
+
+# ---------------------------------------------------------------- what a class declares
+
+
+@pytest.mark.parametrize("scheme", TEXT)
+def test_a_class_declares_what_its_effect_does(scheme):
+    """These are asked before there is an effect; patch_model refuses a scheme that keeps them quiet."""
+    cls, effects = SCHEMES[scheme], [effect(scheme, kind) for kind in KINDS if exists(scheme, kind)]
+    assert cls.adds_to_input == any(e.table is not None and not isinstance(e.table, OwnTable) for e in effects)
+    assert cls.follows == any(e.rotation is not None and e.rotation.follows_length for e in effects)
+
+
+class Quiet(Scheme):
+    """A scheme like another that does not declare what it does."""
+
+    like: str
+
+    def effect(self, geometry):
+        return SCHEMES[self.like](**options(self.like)).effect(geometry)
+
+
+@pytest.mark.parametrize(("like", "word"), [("sinusoidal", "adds_to_input"), ("dynamic_ntk", "follows")])
+def test_what_is_not_declared_is_refused(like, word, monkeypatch):
+    monkeypatch.setattr(SCHEMES, "_entries", dict(SCHEMES._entries))
+    attributes = {"name": "quiet", "summary": "keeps quiet", "like": like, "__module__": __name__}
+    made = register_scheme(dataclass(frozen=True, kw_only=True)(type("Made", (Quiet,), attributes)))
+    model = tiny("llama")
+    with pytest.raises(PosencError, match=f"'quiet'.*{word} = True"):
+        patch_model(model, made())
+    check_model(model)

@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from ..errors import PosencError
 from ..families import Family, family_of, places
@@ -275,6 +276,8 @@ def model_class_of(raw: dict[str, Any], given: Any) -> Any:
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     cls = getattr(transformers, name, None) if isinstance(name, str) else None
+    if cls is None:
+        cls = _registered_class(raw.get("model_type"), name)
     kind = getattr(getattr(cls, "config_class", None), "model_type", None)
     if cls is None or kind is None or kind != raw.get("model_type"):
         raise PosencError(
@@ -282,6 +285,17 @@ def model_class_of(raw: dict[str, Any], given: Any) -> Any:
             "transformers. Pass model_class=, for example transformers.AutoModelForCausalLM."
         )
     return cls
+
+
+def _registered_class(kind: Any, name: Any) -> Any:
+    """A class of this name that its owner has made known to transformers' Auto classes; None if there is none."""
+    config = CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in CONFIG_MAPPING else None
+    for label, heads in vars(modeling_auto).items():
+        if config is not None and label.endswith("_MAPPING") and config in heads:
+            found = heads[config]
+            if getattr(found, "__name__", None) == name:
+                return found
+    return None
 
 
 def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:

@@ -93,6 +93,15 @@ class ComputedTable(Seated, Fp32Buffers):
         """The vectors of these places, (..., axes) -> (..., size), in fp32."""
         raise NotImplementedError
 
+    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
+        super().take_seat_of(native, offset)
+        unmarked = [name for name, _ in self.named_parameters() if "posenc_" not in name]
+        if unmarked:
+            raise PosencError(
+                f"{type(self).__name__} stands among the model's own weights, and its parameters {unmarked} could not "
+                "be told from those in a checkpoint: give them names that begin with 'posenc_'."
+            )
+
     @property
     def weight(self) -> Tensor | None:
         """What it saves itself as. Sharded saves look for everything by the name that it is saved under."""

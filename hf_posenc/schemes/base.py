@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..core.axes import ONE_AXIS
-from ..core.effects import Effect, Geometry, Span, finite, span
+from ..core.effects import Effect, Geometry, OwnTable, Span, finite, span
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
 
@@ -96,9 +96,11 @@ class Scheme:
         raise NotImplementedError
 
     def effect_on(self, geometry: Geometry) -> Effect:
-        """`effect`, for everybody who is not sure that the scheme knows as many axes as the model has."""
+        """`effect`, checked: the scheme knows as many axes as the model has, and does what its class declares."""
         self.refuse_other_axes(geometry.axes)
-        return self.effect(geometry)
+        effect = self.effect(geometry)
+        self.refuse_undeclared(effect)
+        return effect
 
     def refuse_other_axes(self, axes: int) -> None:
         """Raise where tokens stand at other coordinates than the scheme counts."""
@@ -122,6 +124,17 @@ class Scheme:
                 f"{geometry.trained_length}) or factor=."
             )
         return found
+
+    def refuse_undeclared(self, effect: Effect) -> None:
+        """Raise where the class keeps quiet about what its effect does: that is asked before there is an effect."""
+        follows = effect.rotation is not None and effect.rotation.follows_length
+        adds = effect.table is not None and not isinstance(effect.table, OwnTable)
+        for declared, does in (("follows", follows), ("adds_to_input", adds)):
+            if does and not getattr(self, declared):
+                raise PosencError(
+                    f"The scheme {self.name!r} does not declare what its effect does: {declared} = True belongs into "
+                    f"the class {type(self).__name__}."
+                )
 
     def options(self) -> dict[str, Any]:
         """The options that were given, as JSON can hold them."""

@@ -22,6 +22,7 @@ class Dca(TwoPositionScheme):
 
     name = "dca"
     summary = "RoPE, distances counted by chunks of the text"
+    example = {"chunk": 7, "local_window": 5}
 
     chunk: int | None = None
     local_window: int | None = None

@@ -32,6 +32,7 @@ class Fourier(Scheme):
     summary = "sines and cosines of fixed, random or learned frequencies, of one axis or more"
     adds_to_input = True
     axes = ANY_AXES
+    example = {"frequencies": "learned", "base": 100.0}
 
     frequencies: str = LOG
     base: float = 10_000.0

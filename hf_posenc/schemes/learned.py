@@ -104,6 +104,7 @@ class Learned(Scheme):
     summary = "a trainable table, the family's own one resized"
     adds_to_input = True
     axes = range(ONE_AXIS.start, TWO_AXES.stop)
+    example = {"target_length": 128}
 
     resize: str | None = None
     alpha: float = 0.4

@@ -23,6 +23,7 @@ class Rerope(TwoPositionScheme):
 
     name = "rerope"
     summary = "RoPE, distances capped at a window, or growing slowly past it"
+    example = {"window": 5}
 
     window: int | None = None
     slope: float | None = None

@@ -23,6 +23,7 @@ class SelfExtend(TwoPositionScheme):
     name = "self_extend"
     summary = "RoPE, far keys in groups that share a position"
     extends = True
+    example = {"factor": 4.0, "window": 5}
 
     window: int | None = None
     group: int | None = None

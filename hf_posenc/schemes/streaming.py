@@ -43,6 +43,7 @@ class Streaming(_FirstAndRecent):
 
     name = "streaming"
     summary = "RoPE, first and recent tokens only, in a cache of fixed size"
+    example = {"sinks": 2, "window": 6}
 
     sinks: int = 4
 
@@ -67,6 +68,7 @@ class LmInfinite(_FirstAndRecent):
 
     name = "lm_infinite"
     summary = "RoPE, first and recent tokens only, distances capped"
+    example = {"global_tokens": 2, "window": 6}
 
     global_tokens: int = 10
 

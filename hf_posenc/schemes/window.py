@@ -17,6 +17,7 @@ class Window(VisibleScheme):
 
     name = "window"
     summary = "the model's own positions, near keys only"
+    example = {"window": 6}
 
     window: int | None = None
 
@@ -40,6 +41,7 @@ class Sparse(VisibleScheme):
 
     name = "sparse"
     summary = "the model's own positions, near, global, strided and random keys"
+    example = {"window": 4, "global_tokens": 1, "stride": 5}
 
     window: int | None = None
     global_tokens: int = 1

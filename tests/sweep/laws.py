@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import transformers
-from shrink import POSITIONS, VOCAB, head_of, tiny_model
+from shrink import CAUSAL, MASKED, POSITIONS, VOCAB, is_causal, tiny_model
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
+from hf_posenc import SCHEMES as REGISTERED
 from hf_posenc import PosencError, check_model, describe, load, patch_model, save, unpatch_model
 from hf_posenc.families import places
 
@@ -54,8 +55,13 @@ def tokens(batch: int, length: int, words: int = VOCAB) -> Tensor:
 
 
 def logits(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
+    """What a model says of each token: logits, or its last states where it has no head."""
     with torch.no_grad():
-        return model(input_ids=ids, **kwargs).logits
+        return said(model(input_ids=ids, **kwargs))
+
+
+def said(output: Any) -> Tensor:
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -75,7 +81,7 @@ def cached_error(model: PreTrainedModel, ids: Tensor) -> float:
                 input_ids=ids[:, start:end], past_key_values=past, use_cache=True, attention_mask=mask, **extra
             )
         past, start = out.past_key_values, end
-        parts.append(out.logits)
+        parts.append(said(out))
     return apart(whole, torch.cat(parts, 1))
 
 
@@ -128,10 +134,27 @@ def judged(model_type: str) -> dict[str, str]:
         model = tiny_model(model_type)
         words = getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (VOCAB,))[0]
         ids = tokens(2, POSITIONS - 8, min(words, VOCAB))
-        base = Baseline(model, ids, causal=head_of(model_type).endswith(("CausalLM", "LMHeadModel")))
+        base = Baseline(model, ids, causal=causal(model, model_type, ids))
     except Exception as error:
         return {"*": f"cannot be built here: {type(error).__name__}: {str(error).splitlines()[0][:160]}"}
-    return {name: verdict(model, base, name) for name in SCHEMES}
+    asked = {**SCHEMES, **from_outside()}
+    return {name: verdict(model, base, name, options) for name, options in asked.items()}
+
+
+def causal(model: PreTrainedModel, model_type: str, ids: Tensor) -> bool:
+    """Whether a model decodes: its head says so, or, where it has none, that it keeps a cache."""
+    if model_type in {*CAUSAL, *MASKED}:
+        return type(model).__name__.endswith(("CausalLM", "LMHeadModel"))
+    if is_causal(model_type):
+        return True
+    with torch.no_grad():
+        return getattr(model(input_ids=ids), "past_key_values", None) is not None
+
+
+def from_outside() -> dict[str, dict[str, Any]]:
+    """Schemes that are registered from outside, with what they must be told."""
+    found = {name: cls for name, cls in REGISTERED.items() if not REGISTERED.origin(name).built_in}
+    return {name: dict(cls.example) or ({"factor": 4.0} if cls.extends else {}) for name, cls in found.items()}
 
 
 class Baseline:
@@ -155,17 +178,16 @@ class Baseline:
         return error if error < NEAR else None
 
 
-def verdict(model: PreTrainedModel, base: Baseline, scheme: str) -> str:
-    kwargs = dict(SCHEMES[scheme])
+def verdict(model: PreTrainedModel, base: Baseline, scheme: str, options: dict[str, Any]) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                patch_model(model, scheme, **kwargs)
+                patch_model(model, scheme, **options)
             except PosencError as missing:
                 if "trained_length=" not in str(missing):
                     raise
-                patch_model(model, scheme, trained_length=POSITIONS, **kwargs)
+                patch_model(model, scheme, trained_length=POSITIONS, **options)
     except PosencError as reason:
         return _refusal(model, base, reason)
     except Exception as error:

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
@@ -144,16 +150,33 @@ def head_of(model_type: str) -> str:
     return MASKED[model_type]
 
 
+def class_of(model_type: str) -> Any:
+    """The class of a type's models: with its head, if transformers lists one or its owner registered one."""
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(f"transformers knows no model type {model_type!r}; --register imports a module that adds it")
+    if model_type in {*CAUSAL, *MASKED}:
+        return getattr(transformers, head_of(model_type))
+    config = CONFIG_MAPPING[model_type]
+    mappings = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING)
+    heads = [mapping[config] for mapping in mappings if config in mapping]
+    return heads[0] if heads else None
+
+
+def is_causal(model_type: str) -> bool:
+    if model_type in {*CAUSAL, *MASKED}:
+        return head_of(model_type) == CAUSAL.get(model_type)
+    return CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
 def tiny_config(model_type: str) -> PreTrainedConfig:
     """The default config of a type, made small; with all its sub-configs."""
-    causal = head_of(model_type) == CAUSAL.get(model_type)
-    return _shrunk(CONFIG_MAPPING[model_type](**NEEDED.get(model_type, {})), causal)
+    return _shrunk(CONFIG_MAPPING[model_type](**NEEDED.get(model_type, {})), is_causal(model_type))
 
 
 def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     """A tiny random model of a type, fp32 in eval mode; the same weights for the same seed."""
+    model_class = class_of(model_type)
     config = tiny_config(model_type)
-    model_class = getattr(transformers, head_of(model_type))
     if not isinstance(config, model_class.config_class):  # the head of a part, such as the text model of llama4
         parts = [part for part in vars(config).values() if isinstance(part, model_class.config_class)]
         config = parts[0]
