@@ -296,7 +296,7 @@ def finish(settings: Settings, folder: Path, merged: bool, figures: list[Figure]
     said = card(settings, figures, facts)
     (folder / "README.md").write_text(said)
     if merged:
-        merge(folder, output / "merged", dtype=dtype)
+        merge(folder, output / "merged", dtype=dtype, overwrite=True)
         (output / "merged" / "README.md").write_text(said)
     console.print(Markdown(results(figures)))
     console.print(f"Written to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}.")

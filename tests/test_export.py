@@ -130,7 +130,7 @@ def test_half_precision_stays(tmp_path):
     for kind in KINDS:
         tiny(kind).to(torch.bfloat16).save_pretrained(tmp_path / kind)
         for scheme in ("t5", "learned", "sinusoidal", "none", "yarn"):
-            patch_checkpoint(tmp_path / kind, tmp_path / "out", scheme, **options(scheme))
+            patch_checkpoint(tmp_path / kind, tmp_path / "out", scheme, overwrite=True, **options(scheme))
             assert {t.dtype for t in tensors_of(tmp_path / "out").values()} == {torch.bfloat16}
             model = patch_model(tiny(kind).to(torch.bfloat16), scheme, **options(scheme))
             loaded = load(tmp_path / "out")
@@ -163,10 +163,11 @@ def test_other_files_come_along(sources, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "llama-shards", "gpt2", "gpt2-shards", "bert-shards"])
 @pytest.mark.parametrize("scheme", ["yarn", "t5", "learned"])
-def test_a_checkpoint_may_be_patched_in_place(scheme, name, sources, tmp_path):
+def test_a_checkpoint_may_be_patched_over_another(scheme, name, sources, tmp_path):
     kind = name.partition("-")[0]
-    shutil.copytree(sources / name, tmp_path / "a")
-    done = command("patch", tmp_path / "a", tmp_path / "a", "--scheme", scheme, *reach(scheme))
+    other = name.removesuffix("-shards") if name.endswith("-shards") else f"{name}-shards"
+    shutil.copytree(sources / other, tmp_path / "a")
+    done = command("patch", sources / name, tmp_path / "a", "--scheme", scheme, *reach(scheme), "--overwrite")
     assert done.exit_code == 0, done.output
     model = patch_model(tiny(kind), scheme, **options(scheme))
     assert torch.equal(logits(load(tmp_path / "a"), tokens(2, LONG)), logits(model, tokens(2, LONG)))
@@ -175,8 +176,8 @@ def test_a_checkpoint_may_be_patched_in_place(scheme, name, sources, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2-shards"])
-def test_a_failure_in_place_leaves_the_checkpoint_whole(name, sources, tmp_path, monkeypatch):
-    shutil.copytree(sources / name, tmp_path / "a")
+def test_a_failure_leaves_the_checkpoint_that_was_there_whole(name, sources, tmp_path, monkeypatch):
+    shutil.copytree(sources / "llama", tmp_path / "a")
     before = digests(tmp_path / "a")
 
     def full(*args, **kwargs):
@@ -184,7 +185,7 @@ def test_a_failure_in_place_leaves_the_checkpoint_whole(name, sources, tmp_path,
 
     monkeypatch.setattr(hf_posenc.checkpoints.on_disk.shutil, "copy2", full)
     with pytest.raises(OSError, match="No space"):
-        patch_checkpoint(tmp_path / "a", tmp_path / "a", "t5")
+        patch_checkpoint(sources / name, tmp_path / "a", "t5", overwrite=True)
     monkeypatch.undo()
     assert digests(tmp_path / "a") == before
     assert os.listdir(tmp_path) == ["a"]
@@ -219,7 +220,8 @@ def test_extending_and_replacing_a_scaled_rope(tmp_path):
     lists = ("short_factor", "long_factor")
     for existing in ("extend", "replace"):
         done = command(
-            "patch", tmp_path / "a", tmp_path / "b", "--scheme", "yarn", "--factor", 4, "--existing", existing
+            *("patch", tmp_path / "a", tmp_path / "b", "--scheme", "yarn", "--factor", 4),
+            *("--existing", existing, "--overwrite"),
         )
         assert done.exit_code == 0, done.output
         again = tiny("llama", rope_parameters=dict(LLAMA3), max_position_embeddings=64)

@@ -400,7 +400,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(what, after, whole,
     monkeypatch.setattr("hf_posenc.checkpoints.on_disk.save_file", broken)
     with pytest.raises(OSError, match="No space left"):
         if what == "export":
-            patch_checkpoint(whole / "llama", target, "t5")
+            patch_checkpoint(whole / "llama", target, "t5", overwrite=True)
         elif what == "adapter":
             save(model, target)
         else:
@@ -461,6 +461,7 @@ def contestants():
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_saving_leaves_one_or_the_other(tmp_path):
+    """At some moment, the kernel's doings included; `test_saving.py` has every step that changes names."""
     target, ids = tmp_path / "a", tokens(2, LENGTH)
     models = contestants()
     answers = [logits(model, ids) for model in models]
@@ -482,11 +483,15 @@ def test_a_kill_in_the_middle_of_saving_leaves_one_or_the_other(tmp_path):
             process.wait()
             process.stdout.close()
         seen.add(check_one_of(target, ids, answers))
-    assert seen == {0, 1}
+    assert seen - {None} == {0, 1}
 
 
 def check_one_of(target, ids, answers):
-    found = logits(load(target), ids)
+    try:
+        found = logits(load(target), ids)
+    except PosencError as error:  # between the two
+        assert "save again" in str(error)
+        return None
     same = [torch.equal(found, answer) for answer in answers]
     assert sum(same) == 1
     return same.index(True)

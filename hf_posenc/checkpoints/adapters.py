@@ -42,6 +42,8 @@ def load_adapter(
         name = os.fspath(base) if base is not None else adapter.get("base_model_name_or_path")
         if not name or not isinstance(name, str):
             raise PosencError(f"{path} does not say what its base model is ({name!r}): pass base=.")
+        if os.path.isdir(name) and os.path.isdir(path) and os.path.samefile(name, path):
+            raise PosencError(f"The adapter in {path} names itself as its base model: pass base=.")
         if kwargs.get("model_class") is None and adapter.get("task_type") in TASKS:
             kwargs["model_class"] = getattr(transformers, TASKS[adapter["task_type"]])
         of_adapter = ("revision", "subfolder")

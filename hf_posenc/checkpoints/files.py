@@ -10,6 +10,8 @@ from transformers.utils.hub import cached_file
 
 from ..errors import PosencError
 
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "subfolder", "proxies")
 """Arguments of `from_pretrained` that say where files come from."""
 

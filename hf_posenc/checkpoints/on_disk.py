@@ -27,10 +27,10 @@ from ..patching.sidecar import FILE
 from ..patching.sizes import own_length
 from ..schemes import Scheme, scheme_from
 from .embedders import copy_modules
-from .files import find, read_json
+from .files import ADAPTER, CONFIG, INDEX, WEIGHTS, find, read_json
 from .restore import refuse_other_geometry, restore
-from .save_load import INDEX, WEIGHTS, model_class_of, reset_length, unpatched_config, weight_files
-from .staging import staged
+from .save_load import model_class_of, reset_length, unpatched_config, weight_files
+from .staging import refuse_target, staged
 
 
 def patch_checkpoint(
@@ -40,18 +40,23 @@ def patch_checkpoint(
     *,
     existing: str | None = None,
     layer_types: Sequence[str] | str | None = None,
+    overwrite: bool = False,
     **options: Any,
 ) -> Description:
     """Write a patched copy of the checkpoint in directory `source`, and tell what it does.
 
     Where the scheme lives in the config no weights are read; else only the shard that holds the position table is
-    in memory, and the rest is copied file by file. Tokenizer files come along with their length updated.
+    in memory, and the rest is copied file by file. Tokenizer files come along with their length updated. `overwrite`
+    lets the copy take the place of a checkpoint in `target`, but never of `source`.
     """
     asked = scheme_from(scheme, options)
     refuse_existing(existing)
     origin = os.fspath(source)
     if not os.path.isdir(origin):
         raise PosencError(f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk.")
+    refuse_target(target, overwrite, source=origin)
+    if find(origin, ADAPTER, {}) is not None:
+        raise PosencError(f"{origin} holds an adapter: patch its base model, or load, merge and save it.")
     raw = _config_of(origin)
     family = family_of(raw.get("model_type"))
     if family is not None and len(family.axes) > 1:
@@ -88,7 +93,7 @@ def _length_given(scheme: Scheme, where: Places) -> int | None:
 def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Description, dict[str, Any] | None]:
     """What the model at `path` would do, without its weights; and, for an adapter, the adapter's own config."""
     where = os.fspath(path)
-    adapter = find(where, "adapter_config.json", hub)
+    adapter = find(where, ADAPTER, hub)
     if adapter is None:
         return describe(_described(_config_of(where, hub))), None
     settings, file = read_json(adapter), find(where, FILE, hub)
@@ -117,9 +122,9 @@ def _described(raw: dict[str, Any]) -> PreTrainedModel:
 
 
 def _config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
-    file = find(path, "config.json", hub or {})
+    file = find(path, CONFIG, hub or {})
     if file is None:
-        raise PosencError(f"{path} holds no config.json: it is not a checkpoint of a model.")
+        raise PosencError(f"{path} holds no {CONFIG}: it is not a checkpoint of a model.")
     return read_json(file)
 
 
@@ -168,7 +173,7 @@ def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, 
 def _copy_small_files(source: Path, folder: Path, length: int | None) -> None:
     for file in source.iterdir():
         weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == INDEX
-        if file.is_file() and not weights and file.name != "config.json":
+        if file.is_file() and not weights and file.name != CONFIG:
             shutil.copy2(file, folder / file.name)
     tokenizer = folder / "tokenizer_config.json"
     if tokenizer.exists() and length is not None:

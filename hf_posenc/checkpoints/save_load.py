@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,20 +28,21 @@ from ..runtime.positions import SEAL
 from ..runtime.rotary import hushed
 from .adapters import load_adapter
 from .embedders import around, holds_embedder
-from .files import HUB, find, read_json
+from .files import ADAPTER, CONFIG, HUB, INDEX, WEIGHTS, find, read_json
 from .portable import write_portable
 from .restore import restore
-from .staging import staged
+from .staging import cut_off, refuse_target, staged
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CARD = "README.md"
+"""Libraries write one with every save; one that lies there already may be its owner's."""
 
 
 def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **kwargs: Any) -> None:
     """Write a model, a SentenceTransformer or the adapters of a PEFT model, so that `load` gives it back.
 
-    The directory appears whole, in place of an older one. `portable` adds a module of a few lines through which
-    `from_pretrained(..., trust_remote_code=True)` loads a sealed model wherever this package is installed. `kwargs`
-    go to `save_pretrained`.
+    It takes the place of an older checkpoint in that directory, and of nothing else there. `portable` adds a module of
+    a few lines through which `from_pretrained(..., trust_remote_code=True)` loads a sealed model wherever this package
+    is installed. `kwargs` go to `save_pretrained`.
     """
     adapted = hasattr(model, "get_base_model")  # asked so, since importing peft takes seconds
     base = inner_model(model.get_base_model() if adapted else model)
@@ -48,21 +50,32 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
         raise PosencError(
             f"save takes a transformers model, a SentenceTransformer or a PeftModel, got {type(model).__qualname__}."
         )
-    record = getattr(base.config, "posenc", None)
     if not adapted and is_patched(base):
         check_model(base)
+    if adapted or getattr(base, "_hf_peft_config_loaded", False):
+        refuse_target(path, True, base=base.name_or_path)  # it would name itself as its base
     if not kwargs.get("is_main_process", True):  # takes part in gathering the weights, and writes nothing
         model.save_pretrained(path, **kwargs)
         return
-    with staged(path) as folder, warnings.catch_warnings(), hushed():
+    with staged(path, kept=[CARD]) as folder:
+        _write(model, base, folder, portable, kwargs)
+
+
+def _write(model: Any, base: PreTrainedModel, folder: Path, portable: bool, kwargs: dict[str, Any]) -> None:
+    """Fill a folder with a checkpoint of `model`, whose transformers model is `base`."""
+    record = getattr(base.config, "posenc", None)
+    adapted = model is not base and hasattr(model, "get_base_model")
+    with warnings.catch_warnings(), hushed():
         if adapted:  # of adapters that do not carry their scheme by themselves; these do
             warnings.filterwarnings("ignore", message="If this saves a PEFT")
         model.save_pretrained(folder, **kwargs)
-        if adapted and record is not None:
-            for config in folder.glob("**/adapter_config.json"):
-                write_record(config.parent, record)
-        if portable and not adapted:
-            write_portable(folder, base)
+    if adapted and record is not None:
+        for config in folder.glob(f"**/{ADAPTER}"):
+            write_record(config.parent, record)
+    if (folder / CONFIG).exists():
+        weight_files(str(folder), {})  # or what was asked for could not be loaded
+    if portable and not adapted:
+        write_portable(folder, base)
 
 
 def load(
@@ -92,13 +105,14 @@ def load(
     """
     where = model_path(os.fspath(path))
     hub = {key: kwargs[key] for key in HUB if key in kwargs}
-    if find(where, "adapter_config.json", hub) is not None:
+    if find(where, ADAPTER, hub) is not None:
         return load_adapter(where, load, base, hub, model_class=model_class, **kwargs)
     if base is not None:
-        raise PosencError(f"base= is for adapters, and {where} holds no adapter_config.json.")
-    file = find(where, "config.json", hub)
+        raise PosencError(f"base= is for adapters, and {where} holds no {ADAPTER}.")
+    file = find(where, CONFIG, hub)
     if file is None:
-        raise PosencError(f"{where} holds neither config.json nor adapter_config.json: it is not a checkpoint.")
+        why = "a save into it was cut off, save again" if cut_off(where) else "it is not a checkpoint"
+        raise PosencError(f"{where} holds neither {CONFIG} nor {ADAPTER}: {why}.")
     inner = _load_model(where, file, model_class, hub, kwargs)
     return inner if model_class is not None or not holds_embedder(where, hub) else around(inner, where, hub)
 
@@ -298,29 +312,45 @@ def _registered_class(kind: Any, name: Any) -> Any:
     return None
 
 
-def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
+def merge(
+    adapter: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite: bool = False, **kwargs: Any
+) -> PreTrainedModel:
     """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
 
-    The tokenizer comes along, with its length updated, where the adapter or its base has one.
+    The tokenizer comes along, with its length updated, where the adapter or its base has one. `overwrite` lets the
+    checkpoint take the place of another in `out`, but never of the adapter or its base.
     """
+    refuse_target(out, overwrite, adapter=model_path(os.fspath(adapter)))
     adapted = load(adapter, **kwargs)
     if not hasattr(adapted, "merge_and_unload"):
         raise PosencError(f"{adapter} holds no adapter to merge.")
+    named = adapted.peft_config["default"].base_model_name_or_path
+    refuse_target(out, overwrite, base=adapted.get_base_model().name_or_path)
     model: PreTrainedModel = adapted.merge_and_unload()
-    if not getattr(model.config, "tie_word_embeddings", True):  # vision models have nothing to tie
-        # PEFT unties a model whose embeddings were trained: what still shares memory would be saved once only.
-        seen: set[int] = set()
-        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-            if id(parameter) in seen:
-                owner, _, last = name.rpartition(".")
-                setattr(model.get_submodule(owner), last, torch.nn.Parameter(parameter.detach().clone()))
-            seen.add(id(parameter))
-    save(model, out)
-    tokenizer = tokenizer_of(os.fspath(adapter), adapted.peft_config["default"].base_model_name_or_path)
-    if tokenizer is not None:
-        tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
-        tokenizer.save_pretrained(out)
+    untie(model)
+    tokenizer = tokenizer_of(os.fspath(adapter), named)
+    check_model(model)
+    with staged(out) as folder:
+        _write(model, model, folder, False, {})
+        if tokenizer is not None:
+            tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
+            tokenizer.save_pretrained(folder)
     return model
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Let a model whose config says that nothing is tied share no parameters, or they would be saved once only.
+
+    PEFT unties embeddings that were trained, and leaves what else shares their memory.
+    """
+    if getattr(model.config, "tie_word_embeddings", True):  # models of images have nothing to tie
+        return
+    seen: set[int] = set()
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        if id(parameter) in seen:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, torch.nn.Parameter(parameter.detach().clone()))
+        seen.add(id(parameter))
 
 
 def tokenizer_of(*paths: str | None) -> Any:

@@ -1,60 +1,167 @@
-"""Directories that appear whole or not at all."""
+"""Checkpoints that are written beside an old one and then take its place, file by file."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import PosencError
+from ..patching.sidecar import FILE
+from .files import ADAPTER, CONFIG, INDEX, WEIGHTS, read_json
 
-OURS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "posenc.json", "*.part")
-"""Files of an old checkpoint that are not carried into the new one."""
+if sys.platform != "win32":
+    import fcntl
+
+STAGE = ".hf_posenc-"
+"""Opens the name of the folder inside a target in which a new checkpoint is made."""
+HEADS = (ADAPTER, CONFIG)
+"""Files without which no loader takes a folder for a checkpoint: the first to go, and the last to come."""
 
 
 @contextmanager
-def staged(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `path` when the block ends well.
+def staged(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Iterator[Path]:
+    """A folder to fill, whose files take the place of those at `path` when the block ends well.
 
-    Whatever happens before that (an error, a full disk, a kill) leaves what was at `path` as it was. Files there that
-    are no part of a checkpoint, such as a README, are kept.
+    An error leaves what was at `path` as it was. A kill leaves the old checkpoint, the new one, or a folder without
+    its config.json, which every loader refuses and the next save repairs. Of what lies at `path` only the files that
+    the new checkpoint replaces go: those of the same names, and the old one's weights. Files named in `kept` are
+    written only where there are none.
     """
-    target = Path(os.path.realpath(path))  # a link stays one
+    target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
         raise PosencError(f"{path} is a file; give the directory to write to.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    made = [folder for folder in (target, *target.parents) if not folder.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=target))  # in the target, which may be a disk of its own
+    new, old = stage / (target.name or "new"), stage / STAGE  # savers read the name of the folder
     try:
-        yield folder
-        _finish(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with _locked(stage, wait=False):
+            new.mkdir()
+            yield new
+            with _locked(target, wait=True):
+                for name in kept:
+                    if os.path.lexists(target / name):
+                        (new / name).unlink(missing_ok=True)
+                _replace(new, target, old)
+                _sweep(target, stage)
+    except BaseException:
+        if not any(not file.is_dir() for file in old.rglob("*")):  # what could not be moved back stays there
+            shutil.rmtree(stage, ignore_errors=True)
+        _remove_empty(made)
+        raise
+    shutil.rmtree(stage, ignore_errors=True)
 
 
-def _finish(folder: Path, target: Path) -> None:
-    folder.chmod(0o755)  # mkdtemp is for one user's eyes
-    if not target.exists():
-        folder.rename(target)
+def refuse_target(path: str | os.PathLike[str], overwrite: bool, **sources: str | os.PathLike[str] | None) -> None:
+    """Raise where writing to `path` would destroy what is read (by whatever name), or what nobody said may go."""
+    for what, source in sources.items():
+        if source is not None and os.path.isdir(source) and os.path.isdir(path) and os.path.samefile(source, path):
+            raise PosencError(f"{path} is the {what} itself, which is never overwritten: choose another directory.")
+    if not overwrite and os.path.isdir(path) and any(not name.startswith(STAGE) for name in os.listdir(path)):
+        raise PosencError(
+            f"{path} is there already, and not empty: choose another directory, or say that a checkpoint in it may be "
+            "replaced (overwrite=True, on the command line --overwrite)."
+        )
+
+
+def cut_off(path: str | os.PathLike[str]) -> bool:
+    """Whether a save into this folder was killed, or is under way, with no checkpoint left."""
+    folder = Path(path)
+    return not any((folder / head).exists() for head in HEADS) and any(folder.glob(STAGE + "*"))
+
+
+def _replace(new: Path, target: Path, old: Path) -> None:
+    """Move old files away and new ones in. What raises moves them all back."""
+    coming = sorted((f.relative_to(new) for f in new.rglob("*") if not f.is_dir()), key=_rank)
+    _refuse_blocked(target, coming)
+    leaving = sorted({*coming, *_replaced(target, coming)}, key=_rank, reverse=True)
+    leaving = [name for name in leaving if os.path.lexists(target / name)]
+    steps = [(target / name, old / name) for name in leaving] + [(new / name, target / name) for name in coming]
+    made = [target / p for name in coming for p in name.parents if not (target / p).exists()]
+    done: list[tuple[Path, Path]] = []
+    try:
+        for name in leaving:
+            if name in coming and not (target / name).is_symlink():
+                (new / name).chmod((target / name).stat().st_mode & 0o7777)
+        for source, place in steps:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            done.append((source, place))
+            os.rename(source, place)
+    except BaseException:
+        for source, place in reversed(done):
+            with suppress(OSError):
+                if os.path.lexists(place) and not os.path.lexists(source):
+                    os.rename(place, source)
+        _remove_empty(made)
+        raise
+
+
+def _rank(name: Path) -> tuple[bool, bool, bool, str]:
+    """The order in which files come: weights, what else there is, heads, and last the head of the whole."""
+    return name.name in HEADS, str(name) in HEADS, name.suffix != ".safetensors", str(name)
+
+
+def _replaced(target: Path, coming: list[Path]) -> set[Path]:
+    """Files of the checkpoints in a folder that new ones make meaningless, though they have none of that name."""
+    found = {name.with_name(FILE) for name in coming if name.name == ADAPTER}
+    if not {Path(WEIGHTS), Path(INDEX)} & set(coming):
+        return found
+    found |= {Path(WEIGHTS), Path(INDEX)}
+    with suppress(PosencError):  # there is none, or it is damaged and names no shards
+        names = read_json(str(target / INDEX)).get("weight_map")
+        shards = names.values() if isinstance(names, dict) else ()
+        found |= {Path(s) for s in shards if isinstance(s, str) and Path(s).name == s and s.endswith(".safetensors")}
+    return found
+
+
+def _refuse_blocked(target: Path, coming: list[Path]) -> None:
+    """Raise where what lies in a folder would not let the new checkpoint be what it is."""
+    if Path(CONFIG) in coming and Path(ADAPTER) not in coming and (target / ADAPTER).exists():
+        raise PosencError(
+            f"{target} holds an adapter ({ADAPTER}), which loaders would take in place of a model written there: "
+            "choose another directory, or move the adapter away."
+        )
+    for name in coming:
+        if (target / name).is_dir():
+            raise PosencError(f"{target / name} is a directory, and a file of that name is to come: move it away.")
+        for parent in name.parents:
+            if os.path.lexists(target / parent) and not (target / parent).is_dir():
+                raise PosencError(f"{target / parent} is a file, and a folder of that name is to come: move it away.")
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in sorted(set(folders), reverse=True):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _sweep(target: Path, own: Path) -> None:
+    """Remove what saves that were killed have left."""
+    for folder in target.glob(STAGE + "*"):
+        if folder != own and folder.is_dir() and not folder.is_symlink():
+            with _locked(folder, wait=False) as abandoned:
+                if abandoned:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[bool]:
+    """Hold a lock on a folder, which ends with the process; gives False where it is not to be had."""
+    if sys.platform == "win32":
+        yield False
         return
-    for old in target.iterdir():
-        if not (folder / old.name).exists() and not any(old.match(pattern) for pattern in OURS):
-            shutil.copytree(old, folder / old.name) if old.is_dir() else shutil.copy2(old, folder / old.name)
-    if not _exchange(folder, target):  # where the system cannot swap two folders at once, the old one steps aside
-        aside = folder.with_name(folder.name + ".old")
-        target.rename(aside)
-        folder.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two directories in one step (Linux); False where that is not to be had."""
-    swap, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return False
-    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+        except OSError:  # another process has it, or the file system knows no locks
+            held = False
+        yield held
+    finally:
+        os.close(handle)

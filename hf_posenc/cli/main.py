@@ -124,12 +124,13 @@ def patch(
     trained_length: Annotated[int | None, typer.Option(help="if the config is wrong about it")] = None,
     existing: Annotated[str | None, typer.Option(help="a scaled RoPE: extend or replace it")] = None,
     option: Annotated[list[str] | None, typer.Option(help="name=value of the scheme, more than once")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a checkpoint in TARGET")] = False,
 ) -> None:
     """Write a patched copy of a checkpoint, without loading the model."""
     with plain_errors():
         lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
         options = {**lengths, **parsed_options(option or [])}
-        show(patch_checkpoint(source, target, scheme, existing=existing, **options))
+        show(patch_checkpoint(source, target, scheme, existing=existing, overwrite=overwrite, **options))
 
 
 @app.command()
@@ -148,10 +149,11 @@ def merge(
     adapter: Annotated[str, typer.Argument(help="directory of a PEFT adapter on a patched model")],
     out: Annotated[str, typer.Argument(help="directory to write")],
     base: Annotated[str | None, typer.Option(help="the base model, if it has moved")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a checkpoint in OUT")] = False,
 ) -> None:
     """Write an adapter and its base model as one self-contained checkpoint."""
     with plain_errors():
-        merge_adapter(adapter, out, base=base)
+        merge_adapter(adapter, out, base=base, overwrite=overwrite)
         show(describe_checkpoint(out)[0])
 
 
