@@ -48,7 +48,7 @@ def listed(description: Any) -> str:
     lines = []
     for field in fields(description):
         value = getattr(description, field.name)
-        if value is None or value == {}:
+        if value is None or value in ({}, ""):
             continue
         text = f"{value:.6g}" if isinstance(value, float) else str(value)
         lines.append(f"{field.name.replace('_', ' '):<22}{text}")

@@ -16,6 +16,7 @@ from .embedders import inner_model, is_embedder, length_edit
 from .measure import measure
 from .plan import plan
 from .plan_images import measure_images, plan_images
+from .untrained import warn_untrained
 
 M = TypeVar("M")
 EXISTING = ("extend", "replace")
@@ -40,8 +41,9 @@ def patch_model(
     unless given) or dropped for the plain RoPE below it (`existing="replace"`). Where a model keeps RoPE parameters
     per type of layer, layers with a sliding window are left alone; `layer_types` names others, or "all". A patched
     model is patched anew from its original. A SentenceTransformer is also let read as far as it is told to reach. On a
-    model of images the rows and columns of each image are its positions, and lengths make no sense. Whatever raises
-    leaves the model as it was.
+    model of images the rows and columns of each image are its positions, and lengths make no sense. An
+    `UntrainedWarning` says when the model must be trained before the scheme is any use to it. Whatever raises leaves
+    the model as it was.
     """
     inner = inner_model(model)
     refuse_unpatchable(inner)
@@ -67,13 +69,16 @@ def _planned(
 ) -> Journal:
     images = image_places(inner)
     if images is not None:
-        return plan_images(images, scheme, measure_images(images, scheme, existing, layer_types), lost=lost)
+        journal = plan_images(images, scheme, measure_images(images, scheme, existing, layer_types), lost=lost)
+        warn_untrained(scheme, images.family, images.config.model_type, stacklevel=4)
+        return journal
     where = places(inner)
     geometries = measure(where, scheme, existing, layer_types)
     journal = plan(where, scheme, geometries, lost=lost)
     reach = scheme.span(next(iter(geometries.values())))
     if is_embedder(model) and reach.factor is not None:  # nobody who was not told further cuts texts later
         journal.edits = [*journal.edits, length_edit(model, reach.target)]
+    warn_untrained(scheme, where.family, where.config.model_type, stacklevel=4)
     return journal
 
 

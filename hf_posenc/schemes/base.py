@@ -44,6 +44,9 @@ class Scheme:
     """Whether its angles follow the length, so that it rotates queries and keys by itself."""
     adds_to_input: ClassVar[bool] = False
     """Whether it speaks to all layers at once, through the input of the first."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Kinds of a model's own positions, as families name them, whose trained weights it goes on using; models with
+    other kinds must be trained before the scheme is any use to them."""
     nearest: ClassVar[str | None] = None
     """For a scheme that other runtimes cannot serve: one like it that they can."""
 
