@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import PosencError, suggestion
 from ..families import Places, Stack, image_family, image_places, places
+from ..models import model_path
 from ..patching.describe import Description, describe
 from ..patching.image_checks import ImageDescription
 from ..patching.measure import measure, own_length
@@ -25,6 +26,7 @@ from ..patching.plan import plan
 from ..patching.plan_images import plan_images
 from ..patching.records import Record
 from ..patching.sidecar import FILE
+from ..patching.untrained import warn_untrained
 from ..runtime.rotary import built
 from ..schemes import Scheme, scheme_from
 from .embedders import copy_modules
@@ -51,9 +53,17 @@ def patch_checkpoint(
     chosen = scheme_from(scheme, options)
     if existing is not None and existing not in EXISTING:
         raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
-    origin = os.fspath(source)
+    origin = model_path(source)
     if not os.path.isdir(origin):
-        raise PosencError(f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk.")
+        raise PosencError(
+            f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk. Fetch one of a hub "
+            f"first, and patch the folder that this prints: hf download {origin}"
+        )
+    if find(origin, "config.json", {}) is None and find(origin, "adapter_config.json", {}) is not None:
+        raise PosencError(
+            f"{origin} holds an adapter, not a model. Merge it first: hf-posenc merge {origin} MERGED; or patch its "
+            "base model and train an adapter on that."
+        )
     raw = _config_of(origin)
     if image_family(str(raw.get("model_type"))) is not None:
         raise PosencError(
@@ -69,6 +79,7 @@ def patch_checkpoint(
         with safe_open(files[key], framework="pt") as stored:
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
     journal = plan(where, chosen, measure(where, chosen, existing, layer_types))
+    warn_untrained(chosen, where.family, where.config.model_type, stacklevel=3)
     journal.apply()
     tensors = _own_parameters(model, files)
     for stack, key in keys:

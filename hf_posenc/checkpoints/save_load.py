@@ -28,6 +28,7 @@ from ..runtime.rotary import hushed
 from .adapters import load_adapter
 from .embedders import around, holds_embedder
 from .files import HUB, find, read_json
+from .hub import offline
 from .portable import write_portable
 from .restore import restore
 from .staging import staged
@@ -78,8 +79,9 @@ def load(
     name another place of its base model, or be that model, patched alike). `model_class` is a transformers class other
     than the one that was saved, without a SentenceTransformer around it. `kwargs` go to `from_pretrained`.
     """
-    where = model_path(os.fspath(path))
+    where = model_path(path)
     hub = {key: kwargs[key] for key in HUB if key in kwargs}
+    kwargs |= offline(where, hub)
     if find(where, "adapter_config.json", hub) is not None:
         return load_adapter(where, load, base, hub, model_class=model_class, **kwargs)
     if base is not None:
@@ -286,9 +288,9 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
 
     The tokenizer comes along, with its length updated, where the adapter or its base has one.
     """
+    if find(os.fspath(adapter), "adapter_config.json", {}) is None:
+        raise PosencError(f"{adapter} holds no adapter to merge: it has no adapter_config.json.")
     adapted = load(adapter, **kwargs)
-    if not hasattr(adapted, "merge_and_unload"):
-        raise PosencError(f"{adapter} holds no adapter to merge.")
     model: PreTrainedModel = adapted.merge_and_unload()
     if not getattr(model.config, "tie_word_embeddings", True):  # models of images have nothing to tie
         # PEFT unties a model whose embeddings were trained: what still shares memory would be saved once only.
@@ -311,7 +313,7 @@ def tokenizer_of(*paths: str | None) -> Any:
     """The tokenizer at the first of these places that has one."""
     for path in filter(None, paths):
         try:
-            return AutoTokenizer.from_pretrained(path)
+            return AutoTokenizer.from_pretrained(model_path(path), **offline(model_path(path), {}))
         except (OSError, ValueError, KeyError):  # a directory without one
             continue
     return None
