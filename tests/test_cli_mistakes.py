@@ -154,8 +154,8 @@ def test_a_mistyped_folder_is_answered_with_the_right_one(no_network, tmp_path, 
     (tmp_path / "long-stories").mkdir()
     monkeypatch.chdir(tmp_path)
     assert "did you mean 'long-stories'?" in refused("describe", "long-storys")
-    assert "is not there" in refused("describe", "./long-storys")
-    assert "is not there" in refused("describe", tmp_path / LONG)
+    assert "is not a directory: nothing of that name is there" in refused("describe", "./long-storys")
+    assert "is not a directory: nothing of that name is there" in refused("describe", tmp_path / LONG)
 
 
 def test_without_leave_to_ask_the_hub_is_not_asked(monkeypatch):

@@ -21,8 +21,8 @@ def find(path: str, name: str, hub: dict[str, Any]) -> str | None:
         found = os.path.join(path, hub.get("subfolder") or "", name)
         return found if os.path.isfile(found) else None
     if os.path.exists(path) or path.startswith((".", "/", "~")):
-        what = "is not a directory" if os.path.exists(path) else "is not there"
-        raise PosencError(f"{path} {what}. A checkpoint is a directory with a config.json in it.")
+        gone = "" if os.path.exists(path) else ": nothing of that name is there"
+        raise PosencError(f"{path} is not a directory{gone}. A checkpoint is a directory with a config.json in it.")
     return hub_file(path, name, hub)
 
 
