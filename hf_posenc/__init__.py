@@ -1,26 +1,38 @@
-"""Swap how a Hugging Face model knows positions, and back."""
+"""Swap how a Hugging Face model knows positions, and back.
 
-from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
-from .checkpoints.save_load import load, merge, save
-from .errors import PosencError, UnsupportedCell, UnsupportedModel
-from .families import Family, register_family
-from .patching.checks import check_model
-from .patching.describe import Description, describe
-from .patching.growth import new_rows
-from .patching.lengths import reach, trained_length
-from .patching.live import is_patched
-from .patching.patch import patch_model, set_rendering, unpatch_model
-from .schemes import SCHEMES, Scheme, register_scheme
+Names are imported when they are first used: `import hf_posenc` alone, and the command line's help, load neither torch
+nor transformers.
+"""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING
+
+from .lazy import lazy_names
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
+    from .checkpoints.save_load import load, merge, save
+    from .errors import MissingPackage, PosencError, UnsupportedCell, UnsupportedModel, UntrainedWarning
+    from .families import Family, register_family
+    from .patching.checks import check_model
+    from .patching.describe import Description, describe
+    from .patching.growth import new_rows
+    from .patching.lengths import reach, trained_length
+    from .patching.live import is_patched
+    from .patching.patch import patch_model, set_rendering, unpatch_model
+    from .schemes import SCHEMES, Scheme, register_scheme
+
 __all__ = [
     "SCHEMES",
     "Description",
     "Family",
+    "MissingPackage",
     "PosencError",
     "Scheme",
     "UnsupportedCell",
     "UnsupportedModel",
+    "UntrainedWarning",
+    "__version__",
     "check_model",
     "describe",
     "describe_checkpoint",
@@ -38,3 +50,22 @@ __all__ = [
     "trained_length",
     "unpatch_model",
 ]
+_HOMES = {
+    ".checkpoints.on_disk": ("describe_checkpoint", "patch_checkpoint"),
+    ".checkpoints.save_load": ("load", "merge", "save"),
+    ".errors": ("MissingPackage", "PosencError", "UnsupportedCell", "UnsupportedModel", "UntrainedWarning"),
+    ".families": ("Family", "register_family"),
+    ".patching.checks": ("check_model",),
+    ".patching.describe": ("Description", "describe"),
+    ".patching.growth": ("new_rows",),
+    ".patching.lengths": ("reach", "trained_length"),
+    ".patching.live": ("is_patched",),
+    ".patching.patch": ("patch_model", "set_rendering", "unpatch_model"),
+    ".schemes": ("SCHEMES", "Scheme", "register_scheme"),
+}
+"""Where each public name is defined; a test holds it against what type checkers read above."""
+__getattr__ = lazy_names(__name__, _HOMES, rooms=("errors", "evaluation", "schemes", "training"))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,3 +1,21 @@
-from .cli.main import app
+"""What `hf-posenc` and `python -m hf_posenc` start."""
 
-app()
+import sys
+
+from .extras import missing
+
+NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    try:
+        from .cli.main import app
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        sys.exit(f"hf-posenc: {missing(error.name, 'cli', 'The command line')}")
+    app(prog_name="hf-posenc")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,14 @@ class UnsupportedCell(PosencError):
     """This scheme has no meaning, or no exact rendering, on this model."""
 
 
+class MissingPackage(PosencError, ImportError):
+    """Something that only a part of this package needs is not installed."""
+
+
+class UntrainedWarning(UserWarning):
+    """The model is patched as asked, and will not work well before it is trained."""
+
+
 def suggestion(name: object, known: list[str]) -> str:
     """The tail of an error message about an unknown name."""
     close = get_close_matches(str(name), known, n=1, cutoff=0.5)

@@ -40,7 +40,7 @@ from hf_posenc.evaluation.measures.texts import bos_of
 from hf_posenc.evaluation.report import write
 from hf_posenc.families import places
 from hf_posenc.models import model_path
-from hf_posenc.patching.measure import own_length
+from hf_posenc.patching.sizes import own_length
 from hf_posenc.training.card import card, command, results, versions
 from hf_posenc.training.contrastive import Pairs
 from hf_posenc.training.loss import LossHead, refuse_other_loss

@@ -18,9 +18,10 @@ from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, load, patch_model, save
-from hf_posenc.cli import evaluation as commands
+from hf_posenc.cli import measuring as commands
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import Options, evaluate, read_documents
+from hf_posenc.evaluation.runs import decoders
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
@@ -175,9 +176,7 @@ def no_work(monkeypatch):
         raise AssertionError("measured before the mistake was told")
 
     monkeypatch.setattr(commands, "evaluate", forbidden)
-    monkeypatch.setattr(
-        sys.modules["hf_posenc.evaluation.runs.decoders.compare"], "perform", forbidden
-    )  # a function hides it
+    monkeypatch.setattr(decoders, "perform", forbidden)
 
 
 @pytest.mark.parametrize("lengths", ["0.5k", "-1", "abc", "", "0", "64,,128", "1e3"])

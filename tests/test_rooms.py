@@ -10,7 +10,8 @@ import hf_posenc
 
 PACKAGE = Path(hf_posenc.__file__).parent
 ORDER = (
-    ("errors",),
+    ("errors", "lazy", "version"),
+    ("extras",),
     ("registry",),
     ("core",),
     ("schemes", "families"),  # neither knows the other

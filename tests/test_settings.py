@@ -1,5 +1,6 @@
 """Recipes: every file is read, and what nobody would heed is an error that names the right key."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,37 @@ def test_a_fresh_model_is_trained_whole():
     with pytest.raises(ValueError, match=r"tune\.whole"):
         Settings.model_validate(raw)
     Settings.model_validate({**raw, "tune": {"whole": True}})
+
+
+def test_lengths_are_written_as_on_the_command_line(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "model: {path: tiny}\nscheme: {name: yarn, target_length: 2k}\ndata: {length: 1k}\ntrain: {max_steps: 1}\n"
+        "measure: {lengths: [256, 1k]}\noutput: out\n"
+    )
+    asked = read_settings(path)
+    assert asked.data.length == 1024 and asked.scheme.options == {"target_length": 2048}
+    assert asked.measure.lengths == [256, 1024]
+    for override, lengths in {"512,1k": [512, 1024], "512": [512], "[512, 1k]": [512, 1024]}.items():
+        assert read_settings(path, [f"--measure.lengths={override}"]).measure.lengths == lengths
+    with pytest.raises(PosencError, match="such as 4096 or 4k"):
+        read_settings(path, ["--data.length=1q"])
+
+
+@pytest.mark.parametrize(
+    "override, told",
+    [
+        ("--scheme.target_lenght=3", "Did you mean 'target_length'"),
+        ("--scheme.beta_fast=fast", "beta_fast must be a finite number"),
+        ("--scheme.target_length=1q", "such as 4096 or 4k"),
+    ],
+)
+def test_options_of_a_scheme_are_checked_before_anything_is_loaded(tmp_path, override, told):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "model: {path: tiny}\nscheme: {name: yarn, existing: extend}\ndata: {length: 512}\ntrain: {max_steps: 1}\n"
+        "output: out\n"
+    )
+    assert read_settings(path).scheme.options == {"existing": "extend"}
+    with pytest.raises(PosencError, match=re.escape(told)):
+        read_settings(path, [override])

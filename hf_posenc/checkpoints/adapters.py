@@ -11,6 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from ..errors import PosencError
+from ..extras import require
 from ..patching.live import is_patched, record_of
 from ..patching.records import Record
 from ..patching.sidecar import FILE
@@ -51,9 +52,8 @@ def load_adapter(
         if record is not None and not is_patched(model):
             apply_record(model, record)
     refuse_other_positions(model, record, path)
-    from peft import PeftModel  # takes seconds, and only adapters need it
-
-    return PeftModel.from_pretrained(model, path, is_trainable=trainable, **hub)
+    peft = require("peft", "adapters", "An adapter")  # takes seconds, and only adapters need it
+    return peft.PeftModel.from_pretrained(model, path, is_trainable=trainable, **hub)
 
 
 def refuse_other_positions(model: PreTrainedModel, record: Record | None, path: str) -> None:

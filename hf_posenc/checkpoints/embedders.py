@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import PosencError
+from ..extras import require
 from ..patching.embedders import KIND, LIBRARY
 from .files import find, read_json
 
@@ -30,14 +31,10 @@ def holds_embedder(path: str, hub: dict[str, Any]) -> bool:
 
 def around(inner: PreTrainedModel, path: str, hub: dict[str, Any]) -> Any:
     """The SentenceTransformer that was saved at `path`, with `inner` as its model."""
-    try:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.base.modules import Transformer
-    except ImportError as error:
-        raise PosencError(
-            f"{path} holds a {KIND}, and {error.name or error} is not installed: pip install 'hf-posenc[embed]'. The "
-            "transformers model inside it alone can be had with model_class=transformers.AutoModel."
-        ) from None
+    alone = "the transformers model inside it alone can be had with model_class=transformers.AutoModel"
+    require("sentence_transformers", "embed", f"{path} holds a {KIND} ({alone}), which")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
 
     class Given(Transformer):
         """The library's own module, which is handed its model and loads none."""

@@ -6,9 +6,9 @@ import json
 import os
 from typing import Any
 
-from transformers.utils.hub import cached_file
-
 from ..errors import PosencError
+from ..models import model_path
+from .hub import hub_file
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -17,18 +17,15 @@ HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "
 
 
 def find(path: str, name: str, hub: dict[str, Any]) -> str | None:
-    """Where a file of a checkpoint lies, in a directory or on a hub; None if the checkpoint has no such file."""
+    """Where a file of a checkpoint lies: in a folder, in this package, on a hub; None if it has no such file."""
+    path = model_path(path)
     if os.path.isdir(path):
         found = os.path.join(path, hub.get("subfolder") or "", name)
         return found if os.path.isfile(found) else None
     if os.path.exists(path) or path.startswith((".", "/", "~")):
-        raise PosencError(f"{path} is not a directory. A checkpoint is a directory with a config.json in it.")
-    try:
-        return cached_file(path, name, _raise_exceptions_for_missing_entries=False, **hub)
-    except (OSError, ValueError) as error:
-        raise PosencError(
-            f"{path!r} is neither a directory nor a model that can be reached on a hub: {error}"
-        ) from None
+        gone = "" if os.path.exists(path) else ": nothing of that name is there"
+        raise PosencError(f"{path} is not a directory{gone}. A checkpoint is a directory with a config.json in it.")
+    return hub_file(path, name, hub)
 
 
 def read_json(file: str) -> dict[str, Any]:

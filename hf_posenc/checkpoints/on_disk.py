@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import PosencError
 from ..families import Places, Stack, family_of, places
+from ..models import model_path
 from ..patching.describe import Description, describe
 from ..patching.measure import measure
 from ..patching.patch import refuse_existing
@@ -25,6 +26,7 @@ from ..patching.records import Record
 from ..patching.rope_config import rotary_from
 from ..patching.sidecar import FILE
 from ..patching.sizes import own_length
+from ..patching.untrained import warn_untrained
 from ..schemes import Scheme, scheme_from
 from .embedders import copy_modules
 from .files import ADAPTER, CONFIG, INDEX, WEIGHTS, find, read_json
@@ -51,12 +53,18 @@ def patch_checkpoint(
     """
     asked = scheme_from(scheme, options)
     refuse_existing(existing)
-    origin = os.fspath(source)
+    origin = model_path(source)
     if not os.path.isdir(origin):
-        raise PosencError(f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk.")
+        raise PosencError(
+            f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk. Fetch one of a hub "
+            f"first, and patch the folder that this prints: hf download {origin}"
+        )
     refuse_target(target, overwrite, source=origin)
     if find(origin, ADAPTER, {}) is not None:
-        raise PosencError(f"{origin} holds an adapter: patch its base model, or load, merge and save it.")
+        raise PosencError(
+            f"{origin} holds an adapter, not a model. Merge it first: hf-posenc merge {origin} MERGED; or patch its "
+            "base model and train an adapter on that."
+        )
     raw = _config_of(origin)
     family = family_of(raw.get("model_type"))
     if family is not None and len(family.axes) > 1:
@@ -72,7 +80,9 @@ def patch_checkpoint(
     for stack, key in keys:
         with safe_open(files[key], framework="pt") as stored:
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
-    plan(where, asked, measure(where, asked, existing, layer_types)).apply()
+    journal = plan(where, asked, measure(where, asked, existing, layer_types))
+    warn_untrained(asked, where.family, where.config.model_type, stacklevel=3)
+    journal.apply()
     tensors = _own_parameters(model, files)
     for stack, key in keys:
         table: Any = getattr(stack.table.owner, stack.table.name)  # type: ignore[union-attr]

@@ -29,6 +29,7 @@ from ..runtime.rotary import hushed
 from .adapters import load_adapter
 from .embedders import around, holds_embedder
 from .files import ADAPTER, CONFIG, HUB, INDEX, WEIGHTS, find, read_json
+from .hub import offline
 from .portable import write_portable
 from .restore import restore
 from .staging import cut_off, refuse_target, staged
@@ -103,8 +104,9 @@ def load(
     6. `_load_parameters`: what the scheme itself brought is loaded from the same files.
     7. `check_model`: the live model does what its config says.
     """
-    where = model_path(os.fspath(path))
+    where = model_path(path)
     hub = {key: kwargs[key] for key in HUB if key in kwargs}
+    kwargs |= offline(where, hub)
     if find(where, ADAPTER, hub) is not None:
         return load_adapter(where, load, base, hub, model_class=model_class, **kwargs)
     if base is not None:
@@ -320,10 +322,10 @@ def merge(
     The tokenizer comes along, with its length updated, where the adapter or its base has one. `overwrite` lets the
     checkpoint take the place of another in `out`, but never of the adapter or its base.
     """
-    refuse_target(out, overwrite, adapter=model_path(os.fspath(adapter)))
+    refuse_target(out, overwrite, adapter=model_path(adapter))
+    if find(model_path(adapter), ADAPTER, {}) is None:
+        raise PosencError(f"{adapter} holds no adapter to merge: it has no {ADAPTER}.")
     adapted = load(adapter, **kwargs)
-    if not hasattr(adapted, "merge_and_unload"):
-        raise PosencError(f"{adapter} holds no adapter to merge.")
     named = adapted.peft_config["default"].base_model_name_or_path
     refuse_target(out, overwrite, base=adapted.get_base_model().name_or_path)
     model: PreTrainedModel = adapted.merge_and_unload()
@@ -343,7 +345,7 @@ def untie(model: PreTrainedModel) -> None:
 
     PEFT unties embeddings that were trained, and leaves what else shares their memory.
     """
-    if getattr(model.config, "tie_word_embeddings", True):  # models of images have nothing to tie
+    if getattr(model.config, "tie_word_embeddings", True):  # vision models have nothing to tie
         return
     seen: set[int] = set()
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
@@ -357,7 +359,7 @@ def tokenizer_of(*paths: str | None) -> Any:
     """The tokenizer at the first of these places that has one."""
     for path in filter(None, paths):
         try:
-            return AutoTokenizer.from_pretrained(path)
+            return AutoTokenizer.from_pretrained(model_path(path), **offline(model_path(path), {}))
         except (OSError, ValueError, KeyError):  # a directory without one
             continue
     return None

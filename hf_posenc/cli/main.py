@@ -1,106 +1,77 @@
-"""The command line: `hf-posenc`, also `python -m hf_posenc`."""
+"""The command line: `hf-posenc`, also `python -m hf_posenc`.
+
+What torch and transformers are needed for is imported inside the commands: help, completion and mistakes in what was
+typed are answered at once.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from typing import Annotated, Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from ..checkpoints.on_disk import describe_checkpoint, patch_checkpoint
-from ..checkpoints.save_load import merge as merge_adapter
+from ..core.lengths import parsed_length
 from ..errors import PosencError
-from ..families import FAMILIES
-from ..families.verified import summary
-from ..families.verified import verified as found_families
-from ..patching.describe import Description
-from ..patching.grades import KINDS, MEANING, cells, serving_advice
-from ..schemes import SCHEMES
-from .evaluation import COMMANDS
+from ..version import __version__
+from .answers import answering, plain_errors
+from .catalogue import families, schemes
+from .commands import ListCommand
+from .evaluation import compare_command, eval_command
+from .known import EXISTING, check, scheme_names
+
+if TYPE_CHECKING:
+    from ..patching.describe import Description
 
 app = typer.Typer(
-    help="Swap how a Hugging Face model knows positions, and back.", no_args_is_help=True, add_completion=False
+    no_args_is_help=True,
+    rich_markup_mode=None,  # its panels break and cut names and paths at the terminal's width
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+LENGTHS = ("target_length", "trained_length")
 
 
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """A user's mistake is answered with its message alone."""
-    try:
-        yield
-    except (PosencError, OSError) as error:
-        print(f"hf-posenc: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hf-posenc {__version__}")
+        for package in ("torch", "transformers"):
+            try:
+                print(f"{package} {version(package)}")
+            except PackageNotFoundError:
+                print(f"{package} is not installed")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
-    """Swap how a Hugging Face model knows positions, and back."""
-
-
-@app.command()
-def schemes() -> None:
-    """Every scheme, on models with RoPE, with a table and so on, and who can load the result."""
-    grades = cells()
-    table = Table("scheme", *(f"on {kind}" for kind in KINDS), "what it does", box=None)
-    for name, scheme in SCHEMES.items():
-        table.add_row(name, *(grades[name, kind].partition(":")[0] for kind in KINDS), scheme.summary)
-    console = Console()
-    console.print(table)
-    console.print()
-    for grade, meaning in MEANING.items():
-        console.print(f"{grade}: {meaning}")
-    for (name, kind), grade in grades.items():
-        word, _, reason = grade.partition(": ")
-        if reason:
-            console.print(f"{word}: {name} on {kind}: {reason}")
-
-
-@app.command()
-def families(
-    verified: Annotated[
-        bool, typer.Option("--verified", help="every model type that was tried, and how it went")
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
-    """Every family and the model types that it serves."""
-    if verified:
-        return show_verified()
-    table = Table("family", "own positions", "model types", box=None)
-    for family in FAMILIES.values():
-        types = ", ".join(family.model_types) or "every other that follows the conventions"
-        table.add_row(family.name, family.positions + (", of images" if len(family.axes) > 1 else ""), types)
-    Console().print(table)
+    """Swap how a Hugging Face model knows positions, and back.
 
+    \b
+    hf-posenc schemes                                     what there is
+    hf-posenc describe tiny                               what a checkpoint does
+    hf-posenc patch SRC DST --scheme yarn --target-length 32k
+    hf-posenc compare tiny --schemes ntk,yarn --target-length 1k --text book.txt
 
-def show_verified() -> None:
-    found = found_families()
-    table = Table("model type", "verdict", "schemes", "why not", box=None, padding=(0, 2, 0, 0))
-    counts: Counter[str] = Counter()
-    for name, verdicts in found["families"].items():
-        word, done, reason = summary(verdicts)
-        counts[word] += 1
-        table.add_row(name, word, done, reason)
-    console = Console()
-    console.print(table)
-    about = ", ".join(f"{name} {version}" for name, version in found["about"].items())
-    console.print(f"{sum(counts.values())} model types: " + ", ".join(f"{n} {word}" for word, n in counts.items()))
-    console.print(f"Tried on tiny random models with {about}.")
+    A model is a folder, a hub name, or `tiny`, the small LLaMA inside this package.
+    """
 
 
 def parsed_options(given: list[str]) -> dict[str, Any]:
-    """`name=value` pairs; values are read as JSON, or else as text."""
-    options = {}
+    """`name=value` pairs; lengths are read as such, other values as JSON or else as text."""
+    options: dict[str, Any] = {}
     for item in given:
         name, equals, value = item.partition("=")
         if not equals:
             raise PosencError(f"--option takes name=value, got {item!r}.")
+        if name in LENGTHS:
+            options[name] = parsed_length(value)
+            continue
         try:
             options[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -109,75 +80,97 @@ def parsed_options(given: list[str]) -> dict[str, Any]:
 
 
 def show(description: Description) -> None:
+    from ..patching.grades import serving_advice
+
     print(description)
     if description.image_size is None:  # of those that serve images nothing is known
         print(f"{'other runtimes':<22}{serving_advice(description.scheme, description.portability)}")
 
 
-@app.command()
 def patch(
-    source: Annotated[str, typer.Argument(help="directory of a checkpoint")],
-    target: Annotated[str, typer.Argument(help="directory to write")],
-    scheme: Annotated[str, typer.Option(help="see `hf-posenc schemes`")],
-    target_length: Annotated[int | None, typer.Option(help="tokens to reach")] = None,
-    factor: Annotated[float | None, typer.Option(help="or how many times the trained length")] = None,
-    trained_length: Annotated[int | None, typer.Option(help="if the config is wrong about it")] = None,
-    existing: Annotated[str | None, typer.Option(help="a scaled RoPE: extend or replace it")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="name=value of the scheme, more than once")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a checkpoint in TARGET")] = False,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder of a checkpoint, or `tiny`.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder to write.")],
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help="One of `hf-posenc schemes`.",
+            autocompletion=lambda incomplete: [n for n in scheme_names() if n.startswith(incomplete)],
+        ),
+    ],
+    target_length: Annotated[str | None, typer.Option(help="Tokens to reach: 32768 or 32k.")] = None,
+    factor: Annotated[float | None, typer.Option(help="Or how many times the trained length.")] = None,
+    trained_length: Annotated[str | None, typer.Option(help="If the config is wrong about it.")] = None,
+    existing: Annotated[str | None, typer.Option(help="A RoPE that is scaled already: extend or replace it.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="name=value of the scheme, more than once.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in TARGET.")] = False,
 ) -> None:
-    """Write a patched copy of a checkpoint, without loading the model."""
-    with plain_errors():
-        lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
-        options = {**lengths, **parsed_options(option or [])}
-        show(patch_checkpoint(source, target, scheme, existing=existing, overwrite=overwrite, **options))
+    """Write a patched copy of a checkpoint, without loading the model.
+
+    \b
+    hf-posenc patch my-llama my-long-llama --scheme yarn --target-length 32k
+    hf-posenc patch my-llama my-long-llama --scheme yarn --factor 4 --option beta_fast=16
+    """
+    check("scheme", scheme, scheme_names())
+    if existing is not None:
+        check("way with an existing scaling", existing, EXISTING)
+    lengths = {
+        "target_length": None if target_length is None else parsed_length(target_length),
+        "factor": factor,
+        "trained_length": None if trained_length is None else parsed_length(trained_length),
+    }
+    options = {**lengths, **parsed_options(option or [])}
+    from ..checkpoints.on_disk import patch_checkpoint
+
+    show(patch_checkpoint(source, target, scheme, existing=existing, overwrite=overwrite, **options))
 
 
-@app.command()
-def describe(path: Annotated[str, typer.Argument(help="a checkpoint or adapter: directory or hub name")]) -> None:
+def describe(
+    path: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or adapter: folder, hub name, `tiny`.")],
+) -> None:
     """Tell what a checkpoint or adapter would do, without loading its weights."""
-    with plain_errors():
-        description, adapter = describe_checkpoint(path)
-        if adapter is not None:
-            kind, base = adapter.get("peft_type"), adapter.get("base_model_name_or_path")
-            print(f"{'adapter':<22}{kind} on {base}")
-        show(description)
+    from ..checkpoints.on_disk import describe_checkpoint
+
+    description, adapter = describe_checkpoint(path)
+    if adapter is not None:
+        kind, base = adapter.get("peft_type"), adapter.get("base_model_name_or_path")
+        print(f"{'adapter':<22}{kind} on {base}")
+    show(description)
 
 
-@app.command()
 def merge(
-    adapter: Annotated[str, typer.Argument(help="directory of a PEFT adapter on a patched model")],
-    out: Annotated[str, typer.Argument(help="directory to write")],
-    base: Annotated[str | None, typer.Option(help="the base model, if it has moved")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a checkpoint in OUT")] = False,
+    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="Folder of a PEFT adapter on a patched model.")],
+    out: Annotated[str, typer.Argument(metavar="TARGET", help="Folder to write.")],
+    base: Annotated[str | None, typer.Option(help="The base model, if it has moved.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in TARGET.")] = False,
 ) -> None:
     """Write an adapter and its base model as one self-contained checkpoint."""
-    with plain_errors():
-        merge_adapter(adapter, out, base=base, overwrite=overwrite)
-        show(describe_checkpoint(out)[0])
+    from ..checkpoints.on_disk import describe_checkpoint
+    from ..checkpoints.save_load import merge as merge_adapter
+
+    merge_adapter(adapter, out, base=base, overwrite=overwrite)
+    show(describe_checkpoint(out)[0])
 
 
-def answering(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose errors are answered plainly."""
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        with plain_errors():
-            command(**given)
-
-    return run
-
-
-for _name, _command in COMMANDS.items():
-    app.command(_name)(answering(_command))
+for _command, _short in (
+    (schemes, "List every scheme and where it works."),
+    (families, "List the families of models."),
+    (patch, "Write a patched copy of a checkpoint."),
+    (describe, "Tell what a checkpoint does with positions."),
+    (merge, "Write an adapter and its base as one model."),
+):
+    app.command(short_help=_short)(answering(_command))
+app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(answering(eval_command))
+app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")(answering(compare_command))
 
 
 @app.command(
-    "lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    "lm-eval",
+    short_help="Run lm-evaluation-harness's own command line.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def lm_eval(context: typer.Context) -> None:
     """lm-evaluation-harness's own command line, with `--model hf-posenc`."""
-    from ..evaluation.suites.lm_eval_command import run_lm_eval  # an extra, and slow to import
-
     with plain_errors():
+        from ..evaluation.suites.lm_eval_command import run_lm_eval  # an extra, and slow to import
+
         run_lm_eval(context.args)

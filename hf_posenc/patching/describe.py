@@ -67,7 +67,7 @@ class Description:
         lines = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None or value == {}:
+            if value is None or value in ({}, ""):
                 continue
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
             lines.append(f"{field.name.replace('_', ' '):<22}{text}")

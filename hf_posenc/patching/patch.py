@@ -16,6 +16,7 @@ from .embedders import inner_model, length_edit
 from .live import journal_of, links, refuse_strangers
 from .measure import measure
 from .plan import plan
+from .untrained import warn_untrained
 
 M = TypeVar("M")
 EXISTING = ("extend", "replace")
@@ -40,8 +41,9 @@ def patch_model(
     unless given) or dropped for the plain RoPE below it (`existing="replace"`). Where a model keeps RoPE parameters
     per type of layer, layers with a sliding window are left alone; `layer_types` names others, or "all". A patched
     model is patched anew from its original. A SentenceTransformer is also let read as far as it is told to reach. On a
-    vision model the rows and columns of each image are its positions, and lengths make no sense. Whatever raises
-    leaves the model as it was.
+    vision model the rows and columns of each image are its positions, and lengths make no sense. An
+    `UntrainedWarning` says when the model must be trained before the scheme is any use to it. Whatever raises leaves
+    the model as it was.
 
     What happens, in the order of the files:
 
@@ -82,6 +84,7 @@ def _planned_journal(
         reach = scheme.span(next(iter(geometries.values())))
         if reach.factor is not None:
             journal.edits = [*journal.edits, length_edit(model, reach.target)]
+    warn_untrained(scheme, where.family, where.config.model_type, stacklevel=4)
     return journal
 
 

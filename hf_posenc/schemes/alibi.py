@@ -64,6 +64,7 @@ class Alibi(Scheme):
     """A linear penalty on distance, a slope per head: causal on decoders, symmetric on encoders."""
 
     name = "alibi"
+    keeps = ("ALiBi",)
     summary = "penalty on distance, a slope per head"
 
     alibi_bias_max: float = 8.0

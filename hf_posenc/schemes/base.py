@@ -75,6 +75,9 @@ class Scheme:
     """How many axes of coordinates it knows: a text has one, an image two."""
     factor_reaches: ClassVar[bool] = True
     """Whether `factor` says how far to reach, as `target_length` does."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Kinds of a model's own positions, as families name them, whose trained weights it goes on using; models with
+    other kinds must be trained before the scheme is any use to them."""
     nearest: ClassVar[str | None] = None
     """For a scheme that other runtimes cannot serve: one like it that they can."""
     example: ClassVar[Mapping[str, Any]] = {}

@@ -101,6 +101,7 @@ class Learned(Scheme):
     """
 
     name = "learned"
+    keeps = ("table",)
     summary = "a trainable table, the family's own one resized"
     adds_to_input = True
     axes = range(ONE_AXIS.start, TWO_AXES.stop)

@@ -15,6 +15,7 @@ class NoPositions(Scheme):
     """Every site neutral (NoPE). A decoder still learns order from its causal mask; an encoder sees a bag of words."""
 
     name = "none"
+    keeps = ("none",)
     summary = "no positions; a decoder has its causal mask"
     axes = ANY_AXES
 

@@ -38,6 +38,7 @@ class TwoPositionScheme(PatternScheme):
     """Rotates q and k by itself, with other positions for near and far keys; made for models with RoPE."""
 
     follows = True
+    keeps = ("RoPE",)
 
     def effect(self, geometry: Geometry) -> Effect:
         if geometry.rope is None:
@@ -57,6 +58,8 @@ class TwoPositionScheme(PatternScheme):
 @dataclass(frozen=True, kw_only=True)
 class VisibleScheme(PatternScheme):
     """Leaves the model's own positions as they are, and changes only which keys are seen."""
+
+    keeps = ("RoPE", "table", "none")
 
     def effect(self, geometry: Geometry) -> Effect:
         rotation = None

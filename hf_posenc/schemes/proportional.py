@@ -17,6 +17,7 @@ class Proportional(RotaryScheme):
 
     name = "proportional"
     summary = "RoPE on the fastest pairs only"
+    keeps = ()  # a trained model uses the slow pairs that this one stops
 
     partial_rotary_factor: float = 0.75
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.effects import Effect, Geometry, Rotation
 from .base import Scheme
@@ -14,6 +14,8 @@ from .frequencies import as_longrope, base_frequencies
 @dataclass(frozen=True, kw_only=True)
 class RotaryScheme(Scheme):
     """Rotates q and k by their position. `rope_theta` defaults to the model's own, or 10,000 where it has none."""
+
+    keeps: ClassVar[tuple[str, ...]] = ("RoPE",)
 
     rope_theta: float | None = None
 

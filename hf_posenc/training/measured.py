@@ -31,9 +31,14 @@ def held_out_documents(texts: Sequence[str], tokenizer: Any, longest: int, asked
     """The held-out texts that are long enough for the longest window, the longest first."""
     named = {f"held out {i}": text for i, text in enumerate(texts) if text.strip()}
     every = tokenized(named, tokenizer) if named else []
+    if not every:
+        raise PosencError(
+            "Nothing is held out to measure on: this text is too short to hold any of it out. Give more text, or hold "
+            "out more (data.held_out)."
+        )
     long = sorted((d for d in every if len(d.ids) >= longest), key=lambda d: -len(d.ids))
     if not long:
-        most = max((len(d.ids) for d in every), default=0)
+        most = max(len(d.ids) for d in every)
         raise PosencError(
             f"The text that is held out is too short: it is measured at {longest} tokens, and the longest of its "
             f"{len(every)} documents has {most}. Give longer documents, hold out more (data.held_out), or measure at "

@@ -5,14 +5,35 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from ..core.lengths import parsed_length, parsed_lengths
 from ..errors import PosencError, suggestion
 from ..schemes import SCHEMES
+
+
+def length_of(value: Any) -> Any:
+    """Tokens as the command line writes them: 4096 or 4k."""
+    return parsed_length(value) if isinstance(value, str) else value
+
+
+def lengths_of(value: Any) -> Any:
+    """One length or several, as a list or with commas."""
+    if isinstance(value, str):
+        return parsed_lengths(value)
+    return [value] if isinstance(value, int) else value
+
+
+LENGTHS = ("target_length", "trained_length")
+"""Options of a scheme that are lengths."""
+OF_THE_PATCH = ("existing", "layer_types")
+"""What `patch_model` takes beside the options of a scheme."""
+Length = Annotated[int, BeforeValidator(length_of)]
+Lengths = Annotated[list[Length], BeforeValidator(lengths_of)]
 
 
 class Section(BaseModel):
@@ -61,17 +82,20 @@ class SchemeSettings(BaseModel):
     def options_have_a_scheme(self) -> SchemeSettings:
         if self.name is None and self.options:
             raise ValueError(f"options {sorted(self.options)} without a scheme's name")
+        if self.name is not None:
+            SCHEMES[self.name].from_options({k: v for k, v in self.options.items() if k not in OF_THE_PATCH})
         return self
 
     @property
     def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
+        given = dict(self.model_extra or {})
+        return {key: length_of(value) if key in LENGTHS else value for key, value in given.items()}
 
 
 class Pose(Section):
     """PoSE: rows of `data.length` whose positions skip, so that they reach up to `target_length`."""
 
-    target_length: int = Field(gt=0)
+    target_length: Length = Field(gt=0)
     chunks: int = Field(default=2, ge=2)
 
 
@@ -79,13 +103,13 @@ class Short(Section):
     """A share of the rows is made of short pieces, so that the model does not forget short texts."""
 
     share: float = Field(gt=0, lt=1)
-    length: int = Field(gt=1)
+    length: Length = Field(gt=1)
 
 
 class Stage(Section):
     """Some steps at a length of their own."""
 
-    length: int = Field(gt=1)
+    length: Length = Field(gt=1)
     steps: int = Field(gt=0)
 
 
@@ -102,8 +126,8 @@ class DataSettings(Section):
     """Read while training, in order. Unless given, where the text is too large to be held as tokens."""
     held_out: float = Field(default=0.05, gt=0, lt=0.5)
     """The share that is not trained on, but measured."""
-    length: int = Field(gt=1)
-    """Tokens in a row."""
+    length: Length = Field(gt=1)
+    """Tokens in a row: 4096 or 4k."""
     documents: Literal["separate", "joined"] = "separate"
     """`separate`: positions restart at a document's border and attention does not cross it. `joined`: one stream."""
     passkey: float = Field(default=0.0, ge=0, lt=1)
@@ -196,8 +220,8 @@ class TrainSettings(Section):
 class MeasureSettings(Section):
     """What is measured before and after."""
 
-    lengths: list[int] = []
-    """The trained length, twice, four times ... up to the target, unless given."""
+    lengths: Lengths = []
+    """`[256, 512]` or `256,512`. The trained length, twice, four times ... up to the target, unless given."""
     windows: int = Field(default=32, gt=0)
     """Of held-out text; for embedders, documents to search."""
     scored: int = Field(default=64, gt=0)

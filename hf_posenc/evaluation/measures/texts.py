@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import PosencError
+from .text_files import read_texts
 
-UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 WINDOWS = 20
 """How many windows are cut, where nobody says and the text has room."""
 
@@ -43,18 +41,6 @@ class Window:
     scored: int
 
 
-def parsed_length(text: str | int) -> int:
-    """`2k` is 2048 tokens."""
-    found = re.fullmatch(r"(\d+)([km]?)", str(text).strip().lower())
-    if found is None or not int(found[1]):
-        raise PosencError(f"A length is a number of tokens such as 4096 or 4k (4 x 1024), got {text!r}.")
-    return int(found[1]) * UNITS[found[2]]
-
-
-def parsed_lengths(text: str) -> list[int]:
-    return sorted({parsed_length(part) for part in text.split(",")})
-
-
 def tokenized(texts: Mapping[str, str], tokenizer: Any) -> list[Document]:
     """Documents of named texts."""
     refuse_missing(tokenizer)
@@ -68,16 +54,8 @@ def tokenized(texts: Mapping[str, str], tokenizer: Any) -> list[Document]:
 
 
 def read_documents(paths: Iterable[str | os.PathLike[str]], tokenizer: Any) -> list[Document]:
-    """Documents of text files in UTF-8."""
-    texts: dict[str, str] = {}
-    for path in map(Path, paths):
-        try:
-            texts[path.name if path.name not in texts else str(path)] = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise PosencError(f"{path} is not text in UTF-8: {error}. Convert it first.") from None
-    if not texts:
-        raise PosencError("No text was given. Name one or more text files with --text, for example --text book.txt.")
-    return tokenized(texts, tokenizer)
+    """Documents of text files in UTF-8: files, folders and patterns."""
+    return tokenized(read_texts(paths), tokenizer)
 
 
 def refuse_missing(tokenizer: Any) -> None:

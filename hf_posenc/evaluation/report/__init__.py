@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PosencError
+from ...extras import require
 from ..measures.rows import Row
 from .markdown import markdown
 from .page import page
 
 SUFFIXES = (".html", ".png", ".md")
+PNG = "A report as PNG (.html and .md need nothing more)"
 
 
 def write(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]) -> None:
@@ -44,12 +46,9 @@ def write_markdown(rows: Sequence[Row], path: str | Path, about: Mapping[str, An
 def write_png(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]) -> None:
     """Write the charts as one picture; needs matplotlib."""
     _some(rows)
-    try:
-        from .picture import picture
-    except ImportError:
-        raise PosencError(
-            "A PNG needs matplotlib: pip install 'hf-posenc[eval]'; .html and .md need nothing more."
-        ) from None
+    require("matplotlib", "eval", PNG)
+    from .picture import picture
+
     _write(path, picture(rows, about))
 
 

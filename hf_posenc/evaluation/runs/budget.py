@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from ...errors import PosencError
+from ...extras import require
 from ...patching.live import bare
 
 GB = 2**30
@@ -64,6 +64,7 @@ def available(device: torch.device) -> int:
     """Bytes that are free where the model is."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    psutil = require("psutil", "cli", "Measuring how much memory is free")
     return int(psutil.virtual_memory().available)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import PosencError
+from ...patching.embedders import is_embedder
 from ...patching.lengths import trained_length
 from ...patching.live import bare, is_patched
 from ...patching.patch import unpatch_model
@@ -104,10 +105,23 @@ def prepared_corpus(
     refuse_missing(tokenizer)
     refuse_strange_tokens(documents, vocabulary_of(model))
     embedder_of(model, tokenizer)
+    warn_of_decoder(model)
     length = max(options.lengths)
     rows = options.reading.batch_size or rows_together(length, model.device.type)
     refuse_oversized(model, estimate(model, rows, length, chunk=1), force)
     return Corpus(tokenizer, documents, options, trained_length(model))
+
+
+def warn_of_decoder(model: Any) -> None:
+    """Say that a model which predicts the next token has not been trained to embed texts."""
+    inner = bare(model)
+    if not is_embedder(model) and inner.can_generate() and not getattr(inner.config, "is_encoder_decoder", False):
+        warnings.warn(
+            f"{type(inner).__name__} predicts the next token and was hardly trained to embed texts: what is measured "
+            "is the mean of its last hidden states. Decoders are searched with --tasks passkey or multikey; embedders "
+            "are encoders and SentenceTransformers.",
+            stacklevel=4,
+        )
 
 
 def warn_of_cuts(embedder: Embedder, scheme: str, lengths: Sequence[int]) -> None:

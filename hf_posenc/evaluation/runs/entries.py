@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.lengths import parsed_length
 from ...errors import PosencError
 from ...patching.patch import patch_model
 from ...schemes import SCHEMES
 
+LENGTHS = ("target_length", "trained_length")
 CHUNKED = "chunked"
 """No scheme: an encoder reads a long text in pieces, and the mean of their embeddings stands for it."""
 
@@ -40,7 +42,8 @@ def parsed_schemes(text: str) -> list[Entry]:
                 raise PosencError(f"A scheme's option is name=value, as in yarn:factor=4,beta_fast=16; got {part!r}.")
             entry = entries.pop()
             label = entry.label if name else f"{entry.label},{option}"
-            entries.append(Entry(label, entry.scheme, {**entry.options, key: _value(value)}))
+            read = parsed_length if key in LENGTHS else _value
+            entries.append(Entry(label, entry.scheme, {**entry.options, key: read(value)}))
     labels = [entry.label for entry in entries]
     if not entries or len(set(labels)) < len(labels):
         raise PosencError(f"Name each scheme to compare once, as in none,linear,yarn; got {text!r}.")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
+from ...extras import require
 from ...patching.describe import describe
 from ...patching.live import bare, is_patched
 from ..measures.perplexity import Progress
@@ -46,7 +46,11 @@ def perform(model: Any, scheme: str, jobs: Sequence[Job], results: Results, bar:
 def progress_bar(jobs: Sequence[tuple[str, Job]], results: Results, quiet: bool) -> Iterator[Any]:
     """A bar over all tokens that are still to be read."""
     left = sum(job.tokens for scheme, job in jobs if f"{scheme}/{job.key}" not in results.done)
-    with tqdm(total=left, unit="tok", unit_scale=True, disable=quiet or not left, smoothing=0.1) as bar:
+    if quiet or not left:
+        yield SimpleNamespace(update=lambda tokens: None)
+        return
+    tqdm = require("tqdm", "cli", "A progress bar").tqdm
+    with tqdm(total=left, unit="tok", unit_scale=True, smoothing=0.1) as bar:
         yield bar
 
 

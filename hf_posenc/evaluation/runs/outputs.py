@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
 from ...errors import PosencError
+from ...extras import missing
 from ..measures.rows import Row
-from ..report import SUFFIXES
+from ..report import PNG, SUFFIXES
 from ..report import write as write_report
 
 
@@ -34,8 +33,8 @@ def refuse_report(path: str) -> None:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise PosencError(f"A report cannot be written as {path!r}: name it with one of {', '.join(SUFFIXES)}.")
-    if suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        raise PosencError("A PNG needs matplotlib: pip install 'hf-posenc[eval]'; .html and .md need nothing more.")
+    if suffix == ".png" and find_spec("matplotlib") is None:
+        raise missing("matplotlib", "eval", PNG)
 
 
 def refuse_unwritable(option: str, path: Path, replaced: bool) -> None:
@@ -61,6 +60,6 @@ def write(rows: Sequence[Row], json_file: str | None, report: str | None, about:
             **about,
             "text": ", ".join(Path(name).name for name in about["text"] or []),
             "command": "hf-posenc " + " ".join(sys.argv[1:]),
-            "versions": f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}",
+            "versions": f"torch {version('torch')}, transformers {version('transformers')}, {platform.machine()}",
         }
         write_report(rows, report, told)

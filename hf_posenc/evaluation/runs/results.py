@@ -111,8 +111,29 @@ class Results:
 def refuse_other_run(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [key for key in now if before.get(key) != now[key]]
     if changed:
-        told = "; ".join(f"{key} was {before.get(key)} and is {now[key]}" for key in changed)
+        told = "; ".join(difference for key in changed for difference in differences(key, before.get(key), now[key]))
         raise PosencError(
             f"{path} holds results of another run: {', '.join(changed)} changed ({told}). Write to another file, or "
             "remove this one."
         )
+
+
+def differences(key: str, before: Any, now: Any) -> list[str]:
+    """What changed, down to the single setting."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            difference
+            for inner in dict.fromkeys([*before, *now])
+            if before.get(inner) != now.get(inner)
+            for difference in differences(inner, before.get(inner), now.get(inner))
+        ]
+    if key == "text" and isinstance(before, list) and isinstance(now, list):
+        names, others = ([str(each[0]) for each in texts if each] for texts in (before, now))
+        return [f"{shown(names)} -> {shown(others)}" if names != others else f"the contents of {shown(names)}"]
+    return [f"{key}: {shown(before)} -> {shown(now)}"]
+
+
+def shown(value: Any) -> str:
+    """A setting as it is typed, cut where it is long."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 80 else text[:80] + "..."

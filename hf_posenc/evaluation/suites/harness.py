@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import PosencError, suggestion
+from ...extras import installing, require
 from ...patching.lengths import refuse_beyond_reach
 from ...patching.live import bare
 from ..measures.retrieval import accuracy
@@ -99,13 +100,7 @@ def planned(
     if not wanted or samples < 1:
         raise PosencError(f"A harness needs lengths and at least one sample; got {list(lengths)} and {samples}.")
     refuse_missing(tokenizer)
-    try:
-        from .harness_model import PatchedLM  # noqa: F401  an extra
-    except ImportError as error:
-        raise PosencError(
-            f"{error.name or error} is not installed, which RULER, LongBench and BABILong run through: "
-            "pip install 'hf-posenc[eval]'."
-        ) from None
+    require("lm_eval", "eval", "What runs RULER, LongBench and BABILong")
     refuse_mute(model)
     tasks = task_names(group)
     refuse_meaningless(tasks, wanted)
@@ -206,7 +201,7 @@ def loaded(name: str, length: int, tokenizer: str) -> Any:
             f"{', '.join(OFFLINE)}; together they are called ruler_offline."
         ) from None
     except ImportError as error:
-        raise PosencError(f"{name} needs a package: {error}. pip install 'hf-posenc[eval]' brings it.") from None
+        raise PosencError(f"{name} needs a package: {error}. To install it: {installing('eval')}") from None
     except ValueError as error:
         raise PosencError(f"{name} cannot be made at {length} tokens: {error}") from None
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PosencError, suggestion
+from ...extras import require
 from ...patching.embedders import is_embedder
 from ..measures.embeddings import Embedder, embedded, embedder_of
 from ..measures.retrieval import accuracy
@@ -66,14 +67,8 @@ def planned_lemb(model: Any, tokenizer: Any, group: str, lengths: Sequence[int])
 
 
 def mteb_of() -> Any:
-    try:
-        import mteb
-    except ImportError as error:
-        raise PosencError(
-            f"{error.name or error} is not installed, which LongEmbed's tasks run through: "
-            "pip install 'hf-posenc[embed]'. Without it, --tasks embed_passkey,embed_needle measure alike."
-        ) from None
-    return mteb
+    """The library that LongEmbed's tasks run through, an extra."""
+    return require("mteb", "embed", "LongEmbed (--tasks embed_passkey,embed_needle measure alike without it)")
 
 
 def evaluate_lemb(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import PosencError
+from ...extras import require
 from .harness import refuse_meaningless, task_names
 
 ABSENT = -1
@@ -17,14 +18,12 @@ ABSENT = -1
 
 def run_lm_eval(args: list[str]) -> None:
     """Run lm-eval's command line on `args`, as they are, with `--model hf-posenc` known to it."""
-    try:
-        import lm_eval
-        from lm_eval._cli import HarnessCLI
-        from lm_eval.utils import setup_logging
+    lm_eval = require("lm_eval", "eval", "`hf-posenc lm-eval`")
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
 
-        from . import harness_model  # noqa: F401  registers the model
-    except ImportError as error:
-        raise PosencError(f"{error.name or error} is not installed: pip install 'hf-posenc[eval]'.") from None
+    from . import harness_model  # noqa: F401  registers the model
+
     setup_logging()
     before = sys.argv
     sys.argv = ["hf-posenc lm-eval", *args]  # where lm-eval reads them

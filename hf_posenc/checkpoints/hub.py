@@ -1,0 +1,95 @@
+"""Models on a hub: asked for once, and told apart from folders that are not there and networks that are down."""
+
+from __future__ import annotations
+
+import os
+import time
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from transformers.utils.hub import cached_file
+
+from ..errors import PosencError
+
+PATIENCE = 10.0
+"""Seconds that a hub is waited for."""
+MEMORY = 30.0
+"""Seconds for which a hub that could not be reached is not asked again: a load looks for a dozen files."""
+MARKS = ("config.json", "adapter_config.json", "modules.json")
+"""Files by one of which a model in the cache is known."""
+_troubles: dict[tuple[str, Any], tuple[float, str]] = {}
+
+
+def hub_file(path: str, name: str, hub: dict[str, Any]) -> str | None:
+    """Where a file of a model on a hub lies once it is here; None if the model has no such file."""
+    here = offline(path, hub)
+    if here and not _is_cached(path, hub):
+        raise PosencError(unreached(path, _trouble(path, hub) or "local_files_only is set"))
+    try:
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False, **{**hub, **here})
+    except (OSError, ValueError) as error:
+        raise PosencError(
+            f"{path!r} is neither a folder here{_near(path)} nor a model that can be had from the hub: {error}"
+        ) from None
+
+
+def offline(path: str, hub: dict[str, Any]) -> dict[str, Any]:
+    """What `from_pretrained` must be told so that it does not wait for a hub that cannot be reached."""
+    if os.path.isdir(path):
+        return {}
+    local = hub.get("local_files_only") or _trouble(path, hub) is not None
+    return {"local_files_only": True} if local else {}
+
+
+def _trouble(path: str, hub: dict[str, Any]) -> str | None:
+    """Why the hub does not answer; None where it does, whatever it says."""
+    if hub.get("local_files_only"):
+        return None
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    key = (path, hub.get("revision"))
+    since, said = _troubles.get(key, (-MEMORY, ""))
+    if time.monotonic() - since < MEMORY:
+        return said or None
+    said = _asked(path, hub)
+    _troubles[key] = (time.monotonic(), said)
+    return said or None
+
+
+def _asked(path: str, hub: dict[str, Any]) -> str:
+    try:
+        HfApi().model_info(path, revision=hub.get("revision"), token=hub.get("token"), timeout=PATIENCE)
+    except HfHubHTTPError:
+        pass  # it answers: what it says is told where a file is asked for
+    except HFValidationError:
+        return "this is not how models are named there"
+    except Exception as error:  # whatever the HTTP client of the day raises where there is no network
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _is_cached(path: str, hub: dict[str, Any]) -> bool:
+    where = {key: hub[key] for key in ("cache_dir", "revision") if hub.get(key)}
+    try:
+        return any(isinstance(try_to_load_from_cache(path, name, **where), str) for name in MARKS)
+    except HFValidationError:
+        return False
+
+
+def unreached(path: str, why: str) -> str:
+    """A name that is no folder, of which the hub cannot be asked."""
+    return (
+        f"There is no folder {path!r} here{_near(path)}, and whether the hub has such a model cannot be asked: {why}. "
+        f"Check the spelling or the network, or fetch the model where there is one: hf download {path}"
+    )
+
+
+def _near(path: str) -> str:
+    """A folder that may have been meant."""
+    given = Path(path)
+    folders = [found.name for found in given.parent.iterdir() if found.is_dir()] if given.parent.is_dir() else []
+    close = get_close_matches(given.name, folders, n=1)
+    return f" (did you mean {str(given.parent / close[0])!r}?)" if close else ""

@@ -1,0 +1,73 @@
+"""What was typed, checked as far as that is possible before anything slow is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.lengths import parsed_length
+from ..errors import PosencError
+from ..evaluation.measures.text_files import read_texts
+from ..evaluation.runs.outputs import refuse_outputs
+from .known import DTYPES, PROTOCOLS, TASKS, check, scheme_names
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed, as far as it can be understood without a model."""
+
+    given: Mapping[str, Any]
+    lengths: list[int]
+    """Empty where the model's own length decides."""
+    tasks: tuple[str, ...]
+    depths: tuple[float, ...]
+    max_tokens: int | None
+    texts: dict[str, str]
+    """Of the files, by name."""
+    target: int = 0
+    """What schemes reach for."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.given[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def understood(given: Mapping[str, Any], lengths: list[int], tasks: str, target: int = 0) -> Asked:
+    """What was typed; raises for whatever is wrong with it by itself."""
+    names = tuple(filter(None, (name.strip() for name in (given["tasks"] or tasks).split(","))))
+    if not names and not given.get("harness"):
+        raise PosencError(
+            f"--tasks {given['tasks']!r} names no task. Take some of {', '.join(TASKS)}, or leave it out."
+        )
+    for name in names:
+        check("task", name, TASKS)
+    check("protocol", given["protocol"], PROTOCOLS)
+    check("dtype", given["dtype"], DTYPES)
+    try:
+        depths = tuple(float(depth) for depth in given["depths"].split(","))
+    except ValueError:
+        raise PosencError(f"--depths takes numbers from 0 to 1 with commas, got {given['depths']!r}.") from None
+    wanting = [name for name in names if name in ("perplexity", "loss_by_position")]
+    if wanting and not given["text"]:
+        raise PosencError(f"{wanting[0]} reads text, and none was given: name files, folders or patterns with --text.")
+    refuse_outputs(given["json_file"], given["report"], given["out"])
+    return Asked(
+        given=given,
+        lengths=lengths,
+        tasks=names,
+        depths=depths,
+        max_tokens=parsed_length(given["max_tokens"]) if given["max_tokens"] else None,
+        texts=read_texts(given["text"]) if given["text"] else {},
+        target=target,
+    )
+
+
+def refuse_unknown_schemes(schemes: str) -> None:
+    """Options of a scheme are checked by the scheme itself, which takes seconds to import."""
+    for part in filter(None, (piece.strip() for piece in schemes.split(","))):
+        name, _, _ = part.partition(":")
+        if "=" not in name:
+            check("scheme", name, (*scheme_names(), "chunked"))

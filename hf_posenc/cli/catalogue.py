@@ -1,0 +1,94 @@
+"""`hf-posenc schemes` and `hf-posenc families`: what there is, and what works where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from .tables import fits, paragraph, table
+
+WIDE = 130
+"""Columns that a scheme takes with what it does; below, that has a line of its own."""
+
+
+def schemes(
+    why: Annotated[bool, typer.Option("--why", help="Say why a scheme is refused on a kind of positions.")] = False,
+) -> None:
+    """List every scheme, the models it works on, and who can load the result."""
+    from ..patching.grades import KINDS, MEANING, cells
+    from ..patching.untrained import training_needs
+    from ..schemes import SCHEMES
+
+    grades, needs = cells(), training_needs()
+    if why:
+        return show_reasons(grades)
+    summaries = [scheme.summary for scheme in SCHEMES.values()]
+    rows = [[name, *(grades[name, kind].partition(":")[0] for kind in KINDS), needs[name]] for name in SCHEMES]
+    if fits(WIDE):
+        columns = ["scheme", *(f"on {kind}" for kind in KINDS), "needs training", "what it does"]
+        print(table(columns, [[*row, summary] for row, summary in zip(rows, summaries, strict=True)]))
+    else:
+        columns = ["scheme", *(kind.removeprefix("a ") for kind in KINDS), "needs training", ""]
+        shorter = [[*row[:-1], row[-1].replace("on a ", "on "), ""] for row in rows]
+        header, *lines = table(columns, shorter).splitlines()
+        print(header)
+        for line, summary in zip(lines, summaries, strict=True):
+            print(line, paragraph(summary, " " * 4), sep="\n")
+    print()
+    for grade, meaning in MEANING.items():
+        print(paragraph(f"{grade}: {meaning}"))
+    print(paragraph("refused: has no meaning there, or no exact form; `hf-posenc schemes --why` gives the reasons"))
+    print(
+        paragraph(
+            "needs training: yes, where the weights have never seen such positions; patch_model warns of it, and "
+            "`hf-posenc train` trains them"
+        )
+    )
+
+
+def show_reasons(grades: dict[tuple[str, str], str]) -> None:
+    """Every refusal, those with the same reason together."""
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for (name, kind), grade in grades.items():
+        if grade.startswith("refused: "):
+            reason = grade.removeprefix("refused: ").replace(repr(name), "it")
+            reasons.setdefault(reason, {}).setdefault(name, []).append(kind)
+    for reason, cells in reasons.items():
+        for name, kinds in cells.items():
+            print(paragraph(f"{name} on {', '.join(kinds)}"))
+        print(paragraph(reason[0].upper() + reason[1:], "    "))
+
+
+def families(
+    verified: Annotated[
+        bool, typer.Option("--verified", help="List every model type that was tried, and how it went.")
+    ] = False,
+) -> None:
+    """List every family and the model types it serves."""
+    if verified:
+        return show_verified()
+    from ..families import FAMILIES
+
+    rest = "every other that follows the conventions"
+    rows = []
+    for family in FAMILIES.values():
+        own = family.positions + (", of images" if len(family.axes) > 1 else "")
+        rows.append([family.name, own, ", ".join(family.model_types) or rest])
+    print(table(["family", "own positions", "model types"], rows))
+
+
+def show_verified() -> None:
+    from ..families.verified import summary
+    from ..families.verified import verified as found_families
+
+    found, counts, rows = found_families(), Counter[str](), []
+    for name, verdicts in found["families"].items():
+        word, done, reason = summary(verdicts)
+        counts[word] += 1
+        rows.append([name, word, done, reason])
+    print(table(["model type", "verdict", "schemes", "why not"], rows))
+    about = ", ".join(f"{name} {version}" for name, version in found["about"].items())
+    print(f"{sum(counts.values())} model types: " + ", ".join(f"{n} {word}" for word, n in counts.items()))
+    print(f"Tried on tiny random models with {about}.")

@@ -1,0 +1,29 @@
+"""A command that knows what is meant when a list was written with spaces."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from typer.core import TyperCommand
+
+
+class ListCommand(TyperCommand):
+    """Says how lists are written where there are more words than arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        rest: list[str] = super().parse_args(ctx, list(args))
+        if rest and not ctx.resilient_parsing:
+            ctx.fail(f"{' '.join(rest)!r} is one word too many. {meant(rest, args)}")
+        return rest
+
+
+def meant(rest: list[str], args: list[str]) -> str:
+    """What somebody may have meant by words that no option takes."""
+    if any(os.path.exists(word) for word in rest):
+        return "Each text has a --text of its own, or quote the pattern: --text 'books/*.txt'."
+    lists = [word for word in ("--schemes", "--lengths", "--tasks", "--depths") if word in args]
+    example = lists[0] if lists else "--lengths"
+    after = args[args.index(example) + 1 :][:1] if lists else ["2k"]
+    return f"Lists are written with commas and without spaces: {example} {','.join([*after, rest[-1]])}."

@@ -1,0 +1,52 @@
+"""Names that the command line checks and completes before anything slow is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from ..errors import PosencError, suggestion
+
+TASKS = (
+    "perplexity",
+    "loss_by_position",
+    "passkey",
+    "multikey",
+    "multivalue",
+    "first_sentence",
+    "embed_passkey",
+    "embed_needle",
+)
+PROTOCOLS = ("last", "sliding", "whole", "yarn")
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+HARNESSES = ("ruler", "ruler_offline", "longbench", "babilong", "lemb")
+"""A test holds all of these against what they name."""
+EXISTING = ("extend", "replace")
+DECLARED = re.compile(r'^    name(?:: [^=]+)? = "(\w+)"$', re.MULTILINE)
+PLUGINS = "hf_posenc.schemes"
+"""The entry points through which other packages bring schemes."""
+
+
+@lru_cache
+def scheme_names() -> tuple[str, ...]:
+    """The schemes of this package as their files declare them, and those that others offer.
+
+    Nothing is imported for it, since that would take seconds.
+    """
+    files = (Path(__file__).parent.parent / "schemes").glob("*.py")
+    own = [name for file in files for name in DECLARED.findall(file.read_text(encoding="utf-8"))]
+    return tuple(sorted({*own, *(point.name for point in entry_points(group=PLUGINS))}))
+
+
+def check(kind: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise PosencError(f"Unknown {kind} {name!r}.{suggestion(name, list(known))}")
+
+
+def completed(incomplete: str, known: Iterable[str]) -> list[str]:
+    """What a list with commas may go on with."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in known if name.startswith(last)]

@@ -1,0 +1,110 @@
+"""Figures as the terminal shows them: for a comparison the ranking first, then what it is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..evaluation.measures.rows import Row
+from ..evaluation.runs.standings import Standing, standings
+from .tables import paragraph, table
+
+COLUMNS = ("task", "protocol", "scheme", "length", "depth", "metric", "value ±stderr", "n")
+
+
+def number(value: float, error: float | None) -> str:
+    return f"{value:.4f}" if error is None else f"{value:.4f} ±{error:.4f}"
+
+
+def show(rows: Sequence[Row]) -> None:
+    """A line for each row; a perplexity stands beside its loss."""
+    lines = []
+    for row in rows:
+        depth, value = str(row.details.get("depth", "")), number(row.value, row.stderr)
+        lines.append([row.task, row.protocol, row.scheme, str(row.length), depth, row.metric, value, str(row.n)])
+    if lines:
+        print(table(COLUMNS, lines))
+
+
+def places(standing: Standing) -> str:
+    """`2`, or `2-4` where others cannot be told apart."""
+    return f"{standing.rank}" if standing.rank == standing.lowest else f"{standing.rank}-{standing.lowest}"
+
+
+def show_comparison(rows: Sequence[Row]) -> None:
+    """Who is first; schemes by lengths, with places; the price in the short; then what else was measured."""
+    show_standings(standings(rows))
+    taxes = [row for row in rows if row.task == "tax"]
+    if taxes:
+        print(
+            paragraph("Short-context tax: loss above the unpatched model's, at and below the trained length, paired.")
+        )
+        print(by_length(taxes, [number(row.value, row.stderr) for row in taxes]) + "\n")
+    rest = [row for row in rows if row.task not in ("perplexity", "tax")]
+    for task, protocol, metric in dict.fromkeys((row.task, row.protocol, row.metric) for row in rest):
+        group = [row for row in rest if (row.task, row.protocol, row.metric) == (task, protocol, metric)]
+        show_others(f"{task}, {protocol}: {metric}", group)
+
+
+def show_standings(found: Sequence[Standing]) -> None:
+    for task, protocol in dict.fromkeys((s.task, s.protocol) for s in found):
+        group = [s for s in found if (s.task, s.protocol) == (task, protocol)]
+        longest = max(s.length for s in group)
+        order = [s.scheme for s in sorted(group, key=lambda s: s.value) if s.length == longest]
+        group.sort(key=lambda s: order.index(s.scheme) if s.scheme in order else len(order))
+        for length in sorted({s.length for s in group}):
+            print(paragraph(f"At {length} tokens: {verdict([s for s in group if s.length == length])}"))
+        print()
+        print(
+            paragraph(
+                f"{task}, {protocol}: loss ±stderr. In brackets the places that error bars leave a scheme: after "
+                "those that are clearly better, before those clearly worse (paired windows, 95 % over all pairs of a "
+                "length)."
+            )
+        )
+        print(by_length(group, [f"{number(s.value, s.stderr)} ({places(s)})" for s in group]) + "\n")
+
+
+def verdict(group: Sequence[Standing]) -> str:
+    """Who is first, as far as error bars can tell."""
+    first = [s.scheme for s in sorted(group, key=lambda s: s.value) if s.rank == 1]
+    if len(group) == 1:
+        return f"only {first[0]} was measured."
+    if len(first) == len(group):
+        return "no scheme can be told from the others."
+    return f"{first[0]} is first." if len(first) == 1 else f"{', '.join(first)} share the first place."
+
+
+def by_length(found: Sequence[Standing | Row], cells: Sequence[str]) -> str:
+    """Schemes below each other, lengths beside each other."""
+    at = {(item.scheme, item.length): cell for item, cell in zip(found, cells, strict=True)}
+    lengths = sorted({length for _, length in at})
+    schemes = dict.fromkeys(scheme for scheme, _ in at)
+    rows = [[scheme, *(at.get((scheme, length), "-") for length in lengths)] for scheme in schemes]
+    return table(["scheme", *map(str, lengths)], rows)
+
+
+def show_others(title: str, rows: Sequence[Row]) -> None:
+    """Over all depths where there are several; the files of --json and --report have each."""
+    if any("depth" in row.details for row in rows):
+        print(paragraph(f"{title} over all depths ±stderr (trials); each depth is in --json and --report."))
+        pooled = [over_depths([r for r in rows if (r.scheme, r.length) == key]) for key in keys(rows)]
+        firsts = [next(r for r in rows if (r.scheme, r.length) == key) for key in keys(rows)]
+        print(by_length(firsts, pooled) + "\n")
+    elif len(keys(rows)) == len(rows):
+        print(paragraph(f"{title} ±stderr (n)."))
+        print(by_length(rows, [f"{number(row.value, row.stderr)} ({row.n})" for row in rows]) + "\n")
+    else:
+        show(rows)
+
+
+def keys(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((row.scheme, row.length) for row in rows))
+
+
+def over_depths(rows: Sequence[Row]) -> str:
+    """The share of all trials, with an error that does not vanish where all end alike (two added each way)."""
+    n = sum(row.n for row in rows)
+    total = math.fsum(row.value * row.n for row in rows)
+    share = (total + 2) / (n + 4)
+    return f"{total / n:.2f} ±{math.sqrt(share * (1 - share) / (n + 4)):.2f} ({n})"

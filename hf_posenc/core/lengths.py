@@ -1,0 +1,22 @@
+"""Lengths as people write them, alike wherever they are written: 4096 or 4k."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import PosencError
+
+UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
+
+
+def parsed_length(text: str | int) -> int:
+    """`2k` is 2048 tokens."""
+    found = re.fullmatch(r"(\d+)([km]?)", str(text).strip().lower())
+    if found is None or not int(found[1]):
+        raise PosencError(f"A length is a number of tokens such as 4096 or 4k (4 x 1024), got {text!r}.")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def parsed_lengths(text: str) -> list[int]:
+    """`2k,4k`, each once and in order."""
+    return sorted({parsed_length(part) for part in text.split(",")})
