@@ -36,10 +36,9 @@ def dca(i, j, s, c):
 
 
 def streaming(i, j, sinks, w):
-    """Positions counted in a cache that holds the sinks and the last w tokens."""
-    if i - j < w:
-        return i - j
-    return sinks + w - 1 - j if j < sinks else None
+    """Positions counted in a cache that holds the sinks and the last w tokens, or all while these are no more."""
+    held = list(range(i + 1)) if i < sinks + w else [*range(sinks), *range(i - w + 1, i + 1)]
+    return held.index(i) - held.index(j) if j in held else None
 
 
 def lm_infinite(i, j, first, w):

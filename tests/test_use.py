@@ -7,6 +7,7 @@ import torch
 import transformers
 from cells import CAUSAL, LENGTH, TEXT, effect, options, tiny, tokens
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_posenc import SCHEMES, PosencError, check_model, is_patched, patch_model, unpatch_model
@@ -418,9 +419,10 @@ def test_a_model_built_from_a_sealed_config_does_not_run_without_positions(schem
 def test_a_cache_without_positions_runs_up_to_the_text(scheme, which):
     """Somebody else may have filled it: its tokens are taken to stand without a gap before those of the call."""
     model, ids = patched(scheme, "llama"), tokens(2, LENGTH + 9)
-    cache = caches(model, ids.shape[1])[which]
-    logits(model, ids[:, :-4], past_key_values=cache, use_cache=True)
-    del cache.posenc_positions
+    filled, cache = DynamicCache(config=model.config), caches(model, ids.shape[1])[which]
+    logits(model, ids[:, :-4], past_key_values=filled, use_cache=True)
+    for i, layer in enumerate(filled.layers):
+        cache.update(layer.keys, layer.values, i)
     rest = logits(model, ids[:, -4:], past_key_values=cache, use_cache=True)
     same(rest, logits(model, ids, use_cache=False)[:, -4:])
 
@@ -430,4 +432,4 @@ def test_schemes_that_need_no_key_positions_note_none(scheme):
     model = patched(scheme, "llama")
     cache = DynamicCache(config=model.config)
     logits(model, tokens(1, 8), past_key_values=cache, use_cache=True)
-    assert not hasattr(cache, "posenc_positions")
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}

@@ -53,14 +53,15 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class Far:
-    """How positions are mapped beyond the near zone: key p to S(p), query p to S(p) + offset, or to offset alone."""
+    """How positions are mapped beyond the near zone: key p to S(p), query p to S(p) + offset."""
 
     divisor: float
     """S(p) = p / divisor; infinite for S = 0."""
     whole: bool = False
     """Whether S is rounded down."""
     offset: float = 0.0
-    fixed: bool = False
+    capped: bool = False
+    """Queries stand where they are, up to `offset`: as in a cache that is full there."""
     first: int | None = None
     """Only keys at the first so many positions are seen there; None for all."""
 
@@ -72,8 +73,9 @@ class Far:
 
     def query(self, positions: Tensor, side: int = 1) -> Tensor:
         """`side`: 1 for keys on the left, -1 for keys on the right."""
-        mapped = torch.zeros_like(positions, dtype=torch.float32) if self.fixed else self.key(positions)
-        return mapped + side * self.offset
+        if self.capped:
+            return positions.float().clamp(max=self.offset)
+        return self.key(positions) + side * self.offset
 
 
 @dataclass(frozen=True, kw_only=True)

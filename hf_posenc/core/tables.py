@@ -66,7 +66,7 @@ class Seated(nn.Module):
             rows = self.reader(device, *args, **kwargs)
         else:
             rows = args[0] if args else next(iter(kwargs.values()))
-        if self.notes is not None and not torch.compiler.is_compiling():
+        if self.notes is not None:
             self.notes.positions = rows - self.offset
         return rows
 

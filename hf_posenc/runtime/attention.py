@@ -18,9 +18,10 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
 from . import kernels
+from .calls import Call
 from .grids import GridLink
 from .kernels import is_causal
-from .positions import PREFIX, Call, Positions, rotate
+from .positions import PREFIX, Positions, rotate
 from .renderings import mask_rows
 from .zones import attend_in_zones
 
@@ -72,16 +73,27 @@ def attend(
             weighs=kernel is kernels.eager,
             **kwargs,
         )
-    if posenc_call.angles is not None:
+    if posenc_call.stage is not None:
+        query, key = _in_one_stage(query, key, posenc_call, shared)
+    elif posenc_call.angles is not None:
         of_query, of_key = posenc_call.angles
         query = rotate(query, of_query, shared.layout)
-        key = key if posenc_call.keys_rotated else rotate(key, of_key, shared.layout)
+        key = rotate(key, of_key, shared.layout) if posenc_call.stored is None else key
     elif shared.late:
         return _attend_in_stages(kernel, module, query, key, value, attention_mask, posenc_call, shared, **kwargs)
     if bias is None:
         return kernel(module, query, key, value, attention_mask, **kwargs)
     extra = {"bias": bias, "call": posenc_call, "rendering": shared.rendering}
     return kernel(module, query, key, value, attention_mask, **extra, **kwargs)
+
+
+def _in_one_stage(query: Tensor, key: Tensor, call: Call, shared: Positions) -> tuple[Tensor, Tensor]:
+    """Queries and keys rotated for the stage that all queries of a row are in."""
+    assert call.angles is not None
+    query, read = rotate(query, call.angles[0], shared.layout), call.keys_read(key)
+    if read is None:
+        read = rotate(key, shared.angles(call.key(key.shape[2]), call.stage), shared.layout)
+    return query, read
 
 
 def _attend_in_stages(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .positions import Call
+from .calls import Call
 from .renderings import Request, add_mask, choose
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
 from ..core.precision import Fp32Buffers
 from ..errors import PosencError
 from ..families.finding import argument_names
-from .streaming_cache import EMPTY, kept_slots, settle
+from .cache_layers import EMPTY, settle
+from .calls import Angles, Call, Reading
 
 PREFIX = "hf_posenc_"
 """Opens the names of our attention functions."""
@@ -27,8 +30,33 @@ LAYOUTS = (HALVES, NEIGHBOURS, HALVES + LAST, NEIGHBOURS + LAST)
 """Which channels form a pair: i and i + d/2, or 2i and 2i + 1; and whether they are the first or last of a head."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What attention layers call their cache."""
-Angles = tuple[Tensor, Tensor]
-"""cos and sin, (batch, tokens, pairs)."""
+FEW = 16
+"""Up to this many queries, their scores may be written out, and what a cache keeps for decoding is of use."""
+
+
+class Recall:
+    """What the first layer of a pass found out, for the others. No part of a model's state: any two are alike."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Any, Any] = (lambda: None, None)
+
+    def __call__(self, key: Tensor, find: Callable[[], Any], first: bool) -> Any:
+        """`key`: a tensor that all layers of one pass are given, and those of no other pass."""
+        if torch.compiler.is_compiling():
+            return find()
+        of, found = self.found
+        if first or of() is not key:
+            found = find()
+            self.found = (weakref.ref(key), found)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recall)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return Recall, ()
 
 
 class Positions(Fp32Buffers):
@@ -49,6 +77,7 @@ class Positions(Fp32Buffers):
         self.rotation, self.layout, self.pattern, self.forgets = rotation, layout, pattern, forgets
         self.rendering: str | None = None
         """How a bias is added, where not the cheapest way (`set_rendering`)."""
+        self.recall = Recall()
         inv_freq = rotation.inv_freq if rotation else ()
         weights = rotation.weights if isinstance(rotation, FollowingRotation) else ()
         self.inv_freq = nn.Buffer(torch.tensor(inv_freq, device=device, dtype=torch.float32), persistent=False)
@@ -86,10 +115,12 @@ def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
-    # Decoding rotates all keys of a cache: written in place, this is most of what it costs.
-    rotated = torch.empty_like(x)
-    torch.mul(first, cos, out=rotated[..., :pairs]).sub_(second * sin)
-    torch.mul(second, cos, out=rotated[..., pairs : 2 * pairs]).add_(first * sin)
+    rotated = torch.empty_like(x)  # in as few passes over memory as can be: this is done to many keys
+    main, swapped = rotated[..., : 2 * pairs], torch.empty_like(x[..., : 2 * pairs])
+    torch.mul(x[..., : 2 * pairs], torch.cat((cos, cos), -1), out=main)
+    torch.mul(second, -sin, out=swapped[..., :pairs])
+    torch.mul(first, sin, out=swapped[..., pairs:])
+    main.add_(swapped)
     if rest.shape[-1]:
         rotated[..., 2 * pairs :] = rest
     return rotated
@@ -127,8 +158,8 @@ class Link:
         self.states = names[0] if names else "hidden_states"
         self.cache = next((n for n in CACHES if n in names), CACHES[0])
         # Layers that take over the keys of another one have none in the cache.
-        shared = getattr(layer, "is_kv_shared_layer", False)
-        self.slot = getattr(layer, "kv_shared_layer_index" if shared else "layer_idx", None)
+        self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
+        self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
 
     @property
     def shared(self) -> Positions:
@@ -137,7 +168,7 @@ class Link:
 
     def seen(self, states: Tensor) -> Tensor | None:
         """The positions that the model's table was asked for in this pass, if they fit."""
-        if self.table is None or self.root is None or torch.compiler.is_compiling():
+        if self.table is None or self.root is None:
             return None
         table: Any = self.root.get_submodule(self.table)
         positions: Tensor | None = getattr(getattr(table, "notes", None), "positions", None)
@@ -148,56 +179,6 @@ class Link:
     @property
     def bias(self) -> nn.Module | None:
         return getattr(self.root, "posenc_bias" + self.suffix, None)
-
-
-class Call(NamedTuple):
-    """What one attention call knows of positions."""
-
-    query: Tensor
-    """Positions of the queries, (batch or 1, queries)."""
-    keys: Tensor
-    """Positions of the keys, (batch or 1, keys); slots of a static cache that are still empty hold anything."""
-    first_query: int | None
-    """Which of the keys stands with the first query; None under a static cache, where only the device knows."""
-    keys_rotated: bool
-    """Whether the keys were rotated before they were cached."""
-    angles: tuple[Angles, Angles] | None = None
-    """Of the queries and of the keys; None where keys are rotated once for each stage that queries are in."""
-
-    def key(self, length: int) -> Tensor:
-        return self.keys[:, :length]
-
-    def without_gaps(self, masked: bool) -> bool:
-        """Whether slots tell all distances: positions rise by one, but for padding in front, which a mask hides."""
-        if torch.compiler.is_compiling() or self.first_query is None:
-            return False
-        steps = self.keys.diff(dim=-1)
-        if not masked:
-            return bool((steps == 1).all())
-        rising = (steps.diff(dim=-1) >= 0).all()
-        return bool(((steps == 0) | (steps == 1)).all() & rising)
-
-
-class RotatingCache:
-    """Stands in for a cache during one attention call, and rotates keys before they are stored."""
-
-    def __init__(self, cache: Cache, angles: Angles):
-        self.cache, self.angles = cache, angles
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cache, name)
-
-    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self.cache.update(rotate(keys, self.angles), values, *args, **kwargs)
-
-
-def rotating(past: Any, angles: Angles) -> Any:
-    """A stand-in for `past` that rotates the keys which self-attention stores."""
-    if not isinstance(past, EncoderDecoderCache):
-        return RotatingCache(past, angles)
-    stand_in = copy.copy(past)
-    stand_in.self_attention_cache = RotatingCache(past.self_attention_cache, angles)  # type: ignore[assignment]
-    return stand_in
 
 
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -229,110 +210,93 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"Set it to {PREFIX + 'sdpa'!r} or {PREFIX + 'eager'!r}, or call unpatch_model first."
         )
     kwargs = named_arguments(module, args, kwargs)
-    states = kwargs[link.states]
+    states, shared = kwargs[link.states], link.shared
     past = kwargs.get(link.cache)
     cache: Any = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
-    # Some models run a layer more than once in a pass, with a place in the cache for each time.
-    slot = kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0) if cache is not None else 0
-    start = 0 if cache is None else cache.get_query_offset(slot)
-    shared, positions = link.shared, positions_in(kwargs)
-    if positions is None and shared.late and getattr(module, "is_causal", True):
-        positions = link.seen(states)
-    if positions is None:
-        positions = (torch.arange(states.shape[1], device=states.device) + start)[None]
-    call = Call(positions, positions, 0, False)
     if cache is None:
+        positions = _of_queries(module, kwargs, link, 0)
+        call = Call(positions, positions, 0)
         if shared.early:
-            angles = shared.angles(positions)
-            call = call._replace(angles=(angles, angles))
-    elif shared.early:
-        if link.first:
-            note_angles(cache, link, (shared.angles(positions),) * 2)
-        angles, _ = cache.posenc_angles[link.suffix]
-        call = call._replace(keys_rotated=True, angles=(angles, angles))
-        kwargs = {**kwargs, link.cache: rotating(past, angles)}
-    elif shared.forgets:
-        call = forgetting_call(cache, slot, positions, states, kwargs.get("attention_mask"), link)
-    elif shared.late or link.bias is not None or shared.pattern is not None:
-        sizes = cache.get_mask_sizes(states.shape[1], slot)
-        call = cached_call(cache, positions, start, sizes, states.shape[0], link)
+            angles = shared.recall(positions, partial(shared.angles, positions), link.first)
+            call.angles = (angles, angles)
+        return (), {**kwargs, "posenc_call": call}
+    # Some models run a layer more than once in a pass, with a place in the cache for each time.
+    slot = kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0)
+    if link.borrows:
+        call = cache.layers[slot].call
+    else:
+        start, (_, first) = cache.get_query_offset(slot), cache.get_mask_sizes(states.shape[1], slot)
+        positions = _of_queries(module, kwargs, link, start)
+        call = Call(positions, positions, None if isinstance(start, Tensor) else start - first)
+        layer = settle(cache, slot, shared.forgets)
+        _prepare(call, link, layer, len(states), kwargs.get("attention_mask"))
+        layer.call = call
     return (), {**kwargs, "posenc_call": call}
 
 
-def note_angles(cache: Any, link: Link, angles: tuple[Angles, Angles]) -> None:
-    """Keep what the layers of a group share in this pass. Groups take turns, so each has a place of its own."""
-    cache.posenc_angles = {**getattr(cache, "posenc_angles", {}), link.suffix: angles}
+def _of_queries(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> Tensor:
+    """Where the queries stand: as the layer is told, as the model's table was asked, or counted."""
+    states, positions = kwargs[link.states], positions_in(kwargs)
+    if positions is not None:
+        return positions
+    length, device, mask = states.shape[1], states.device, kwargs.get("attention_mask")
+    absolute = link.shared.late or link.shared.pattern is not None
+    causal = getattr(module, "is_causal", True)
+    if absolute and causal and (seen := link.seen(states)) is not None:
+        return seen
+    counted = (torch.arange(length, device=device) + start)[None]
+    if absolute and causal and mask is not None:  # nobody is told of padding in front but by the mask
+        return (counted - _padding_in_front(mask)).clamp(min=0)
+    return counted
 
 
-def cached_call(cache: Any, positions: Tensor, start: Any, sizes: tuple[int, int], batch: int, link: Any) -> Call:
-    """What a call over a cache knows. The first layer of a pass finds it out for all."""
-    shared, (count, first) = link.shared, sizes
-    decoding = isinstance(shared.rotation, FollowingRotation) and positions.shape[1] == 1
-    if link.first:
-        slots = [getattr(layer, "max_cache_len", 0) for layer in cache.layers]  # static ones may differ in size
-        remember(cache, positions, start, max([first + count, *slots]), batch)
-        if decoding:  # one stage a row: the angles are the same in all layers
-            stage = shared.rotation.stage(positions[:, 0] + 1)
-            every = shared.angles(cache.posenc_positions, stage)
-            note_angles(cache, link, (shared.angles(positions, stage), every))
-    seen = slice(first, first + count)
-    angles = None
-    if decoding:
-        of_query, (cos, sin) = cache.posenc_angles[link.suffix]
-        angles = (of_query, (cos[:, seen], sin[:, seen]))
-    slot = None if isinstance(start, Tensor) else start - first
-    return Call(positions, cache.posenc_positions[:, seen], slot, False, angles)
+def _padding_in_front(mask: Tensor) -> Tensor:
+    """How many keys no query sees before the first that one does, (batch, 1)."""
+    hidden = ~(mask if mask.dtype == torch.bool else mask == 0)[:, 0].any(1)
+    return hidden.long().cumprod(-1).sum(-1, keepdim=True)
 
 
-def forgetting_call(cache: Any, slot: int, positions: Tensor, states: Tensor, mask: Tensor | None, link: Link) -> Call:
-    """A call over a cache that keeps only the first and the recent tokens, and what they stand for."""
-    settle(cache, slot)
-    layer, length, pattern = cache.layers[slot], states.shape[1], link.shared.pattern
-    assert isinstance(pattern, Banded) and pattern.far is not None and pattern.far.first is not None
-    if link.first:
-        here = positions.expand(len(states), -1)
-        if mask is not None:  # padding is what the last token does not see
-            real = mask[:, 0, -1, -length:]
-            here = torch.where(real if real.dtype == torch.bool else real == 0, here, EMPTY)
-        held = getattr(cache, "posenc_positions", None) if layer.given else None
-        if held is not None and len(held) != len(here):
-            raise PosencError(
-                f"The cache holds the positions of {len(held)} rows, and {len(here)} are read now: rows were added or "
-                "taken away in a way that loses them. Fill a new cache."
-            )
-        every = here if held is None else torch.cat([held, here], -1)
-        cache.posenc_keep = kept_slots(every, pattern.far.first, pattern.window - 1)
-        cache.posenc_seen = every
-        cache.posenc_positions = every if cache.posenc_keep is None else every.gather(1, cache.posenc_keep)
-    layer.keep = cache.posenc_keep
-    return Call(positions, cache.posenc_seen, 0 if layer.given == 0 else None, False)
+def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None) -> None:
+    """What a layer of the cache has to do with the new keys of a call."""
+    shared, positions = link.shared, call.query
+    if shared.early:
+        angles = shared.recall(positions, partial(shared.angles, positions), link.first)
+        call.angles, call.rotate_keys = (angles, angles), partial(rotate, angles=angles)
+    elif shared.forgets:
+        _prepare_to_forget(call, shared, layer, rows, mask)
+    elif shared.late or link.bias is not None or shared.pattern is not None:
+        call.tracked = positions
+        if isinstance(shared.rotation, FollowingRotation):
+            _prepare_stage(call, shared, rows, link.first)
 
 
-def remember(cache: Any, positions: Tensor, start: Any, end: int, batch: int) -> None:
-    """Note beside the keys of a cache where they stand, for the slots up to `end`: a cache itself keeps no positions.
-
-    A cache that is cropped or reset is simply written over. Beams that change places stand alike.
-    """
-    stored: Tensor | None = getattr(cache, "posenc_positions", None)
+def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> None:
+    """Where all queries of a row are in one stage, keys rotated for it serve until it ends."""
+    rotation, positions = shared.rotation, call.query
+    assert isinstance(rotation, FollowingRotation)
     length = positions.shape[1]
-    if isinstance(start, Tensor):  # a static cache: written in place, at slots that only the device knows
-        if stored is None or stored.shape != (batch, end):  # what somebody else put there runs up to this text
-            run_up = positions[:, :1] - start + torch.arange(end, device=positions.device)
-            stored = run_up.long().expand(batch, -1).contiguous()
-        slots = torch.arange(length, device=positions.device) + start
-        cache.posenc_positions = stored.index_copy_(1, slots, positions.long().expand(batch, -1))
+    if length > 1 and (length > FEW or torch.compiler.is_compiling()):
         return
-    if start == 0:
-        stored = positions[:, :0]
-    elif stored is None:  # filled by somebody else: taken to run up to this text without a gap
-        stored = positions[:, :1] - start + torch.arange(start, device=positions.device)
-    rows = max(len(stored), len(positions))
-    if stored.shape[1] < start or not {len(stored), len(positions)} <= {1, rows}:
-        raise PosencError(
-            f"The cache holds {start} tokens and the positions of {tuple(stored.shape)} (rows, tokens) are known, for "
-            f"{len(positions)} rows now: it was changed in a way that loses them. Fill a new cache."
-        )
-    empty = max(end - start - length, 0)  # slots that a static cache has beyond its text
-    rows = batch if empty else rows
-    parts = [stored[:, :start].expand(rows, -1), positions.expand(rows, -1), positions.new_zeros(rows, empty)]
-    cache.posenc_positions = torch.cat(parts, -1)
+    stages = rotation.stage(positions + 1)
+    if length > 1 and bool((stages != stages[:, :1]).any()):
+        return
+    stage = stages[:, 0]
+    angles = shared.recall(positions, lambda: shared.angles(positions, stage), first)
+    call.stage, call.angles = stage, (angles, angles)
+
+    def derive(keys: Tensor, at: Tensor) -> Tensor:
+        return rotate(keys, angles if at.shape[1] == length else shared.angles(at, stage), shared.layout)
+
+    call.reading = Reading((rotation, shared.layout), derive, stage.expand(rows))
+
+
+def _prepare_to_forget(call: Call, shared: Positions, layer: Any, rows: int, mask: Tensor | None) -> None:
+    """A cache that keeps only the first and the recent tokens also keeps which of its slots are padding."""
+    pattern = shared.pattern
+    assert isinstance(pattern, Banded) and pattern.far is not None and pattern.far.first is not None
+    here = call.query.expand(rows, -1)
+    if mask is not None:  # padding is what the last token does not see
+        real = mask[:, 0, -1, -here.shape[1] :]
+        here = torch.where(real if real.dtype == torch.bool else real == 0, here, EMPTY)
+    call.tracked, call.sizes = here, (pattern.far.first, pattern.window - 1)
+    call.first_query = None if layer.given else 0

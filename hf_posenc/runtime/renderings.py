@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from ..errors import PosencError
-from .positions import Call
+from .calls import Call
 
 BLOCK = 512
 """Queries whose bias is written out at once: memory is BLOCK * keys, never queries * keys."""

@@ -38,7 +38,7 @@ class Rotary(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         angles = self.inner(*args, **kwargs)
-        if self.tells and not torch.compiler.is_compiling():
+        if self.tells:
             positions = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
             first: Any = angles if isinstance(angles, Tensor) else angles[0]
             first.posenc_positions = positions

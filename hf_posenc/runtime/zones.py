@@ -14,7 +14,8 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..core.patterns import Pattern
 from . import triangles
-from .positions import Call, Positions, rotate
+from .calls import Call
+from .positions import Positions, rotate
 
 BLOCK = 256
 """Queries whose scores are in memory at once."""

@@ -53,7 +53,7 @@ class Streaming(_FirstAndRecent):
 
     def pattern(self, geometry: Geometry) -> Pattern:
         window = self._window(geometry, self.sinks)
-        far = Far(divisor=1.0, offset=float(self.sinks + window - 1), fixed=True, first=self.sinks)
+        far = Far(divisor=1.0, offset=float(self.sinks + window - 1), capped=True, first=self.sinks)
         return Banded(causal=True, trained=self.sharpened_from(geometry), window=window, far=far)
 
     def effect(self, geometry: Geometry) -> Effect:

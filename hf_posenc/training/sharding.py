@@ -17,7 +17,8 @@ from transformers import Trainer
 from ..errors import PosencError
 from ..patching.live import links
 from ..patching.patch import set_rendering
-from ..runtime.positions import PREFIX, Call
+from ..runtime.calls import Call
+from ..runtime.positions import PREFIX
 from .loss import shifted
 from .settings import Settings
 

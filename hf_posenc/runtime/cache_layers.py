@@ -1,0 +1,339 @@
+"""Layers of a cache that hold, beside keys and values, what belongs to each key.
+
+A cache keeps no positions. What a scheme must know of cached keys is held by the cache's own layers, in companions:
+layers of their own kind that every operation of the cache (reorder, select, repeat, crop, reset, offload, copies)
+reaches too. Nothing is noted anywhere else, so that nothing is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from ..errors import PosencError
+from .calls import Call, Reading
+
+OPERATIONS = (
+    *("offload", "prefetch", "reset", "reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices"),
+    "activate_past_recording",
+)
+"""What is done to layers of a cache between calls."""
+ROOM = 256
+"""Tokens, at most, that a layer has room for beyond those it holds."""
+POSITIONS, READ, STAGE = "positions", "read", "stage"
+EMPTY = -1
+"""The position of a slot that holds padding, and is never seen."""
+LOST = "Fill a new one."
+
+
+class Room:
+    """Memory with space for more tokens than a tensor holds that is its beginning."""
+
+    def __init__(self, memory: Tensor, used: int):
+        self.memory = memory
+        self.used = used
+        """Slots that somebody has written to: they are never written again, as others may still look at them."""
+
+
+class GrowingLayer(DynamicLayer):
+    """A dynamic layer that writes new tokens behind those it has, instead of copying all of them each time."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self.rooms: dict[str, Room] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self._appended("keys", key_states), self._appended("values", value_states)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def _appended(self, name: str, new: Tensor) -> Tensor:
+        held: Tensor = getattr(self, name)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():  # what gradients go through is not written over
+            return torch.cat([held, new], -2) if held.ndim == new.ndim else new
+        room, count = self.rooms.get(name), held.shape[-2] if held.ndim == new.ndim else 0
+        end = count + new.shape[-2]
+        if room is None or not _fits(held, new, room):
+            size = end + min(max(end // 16, 16), ROOM)
+            room = Room(new.new_empty((*new.shape[:-2], size, new.shape[-1])), count)
+            if count:
+                room.memory[..., :count, :] = held
+            self.rooms[name] = room
+        room.memory[..., count:end, :] = new
+        room.used = end
+        return room.memory[..., :end, :]
+
+    def reset(self) -> None:
+        super().reset()
+        self.keys, self.values, self.is_initialized = None, None, False
+        self.rooms = {}
+
+    def offload(self) -> None:
+        super().offload()
+        self.rooms = {}
+
+
+def _fits(held: Tensor, new: Tensor, room: Room) -> bool:
+    """Whether new tokens can be written behind the held ones, in the memory that these are in already."""
+    memory = room.memory
+    if memory.is_inference() and not torch.is_inference_mode_enabled():
+        return False
+    same = held.ndim == memory.ndim and held.data_ptr() == memory.data_ptr() and held.stride() == memory.stride()
+    alike = (new.shape[:-2], new.shape[-1], new.dtype) == (memory.shape[:-2], memory.shape[-1], memory.dtype)
+    rows = held.shape[:-2] == memory.shape[:-2]
+    return same and alike and rows and room.used == held.shape[-2] <= memory.shape[-2] - new.shape[-2]
+
+
+class SinkLayer(DynamicLayer):
+    """Keeps the first tokens of a text and the most recent ones; counts all that it was ever given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = 0
+        self.keep: Tensor | None = None
+        """Per row, the slots to keep after the next update; None keeps all."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key_states, value_states)
+        self.given += key_states.shape[-2]
+        if self.keep is not None:
+            index = self.keep[:, None, :, None]
+            self.keys, self.values = (
+                x.gather(2, index.expand(len(x), x.shape[1], -1, x.shape[3])) for x in (keys, values)
+            )
+        return keys, values
+
+    @property
+    def held(self) -> int:
+        """How many tokens of each row it holds."""
+        return self.keys.shape[-2] if self.keys is not None and self.keys.ndim > 1 else 0
+
+    def get_seq_length(self) -> int:
+        return self.given
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.held + query_length, self.given - self.held
+
+    def reset(self) -> None:
+        super().reset()
+        self.given, self.keep = 0, None
+        self.keys, self.values, self.is_initialized = None, None, False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if self.given > self.held:
+            raise PosencError("A streaming cache has dropped tokens and cannot be cut back; fill a new one.")
+        super().crop(tokens_to_remove)
+        self.given = self.held
+
+
+def kept_slots(positions: Tensor, first: int, recent: int) -> Tensor | None:
+    """Per row, which slots a cache keeps: those of the first tokens that are no padding, and the last ones."""
+    length = positions.shape[1]
+    if length <= first + recent:
+        return None
+    slots = torch.arange(length, device=positions.device).expand_as(positions)
+    empty = positions == EMPTY
+    order = torch.where(empty, slots - length, slots).sort(-1).indices  # padding first, the text as it was
+    padding = empty.sum(-1, keepdim=True)
+    start = torch.where(length - padding > first + recent, padding, length - first - recent)
+    sinks = order.gather(1, start + torch.arange(first, device=positions.device))
+    return torch.cat([sinks, order[:, length - recent :]], -1)
+
+
+class Carrying(CacheLayerMixin):
+    """What a layer of a cache becomes when a patched model writes to it."""
+
+    companions: dict[str, Any]
+    """Layers of what belongs to each key, as keys of one head: always its position, perhaps what it is read as."""
+    call: Call | None = None
+    """What the next update completes; then what the last one did, for layers that read the same keys."""
+    derived_by: Any = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        call, start = self.call, self.get_seq_length()
+        if call is None or call.stored is not None:  # somebody else writes: what it writes has no positions here
+            return super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
+        if call.rotate_keys is not None:
+            key_states = call.rotate_keys(key_states)
+        if call.sizes is not None:
+            self._choose(call)
+        if call.tracked is not None:
+            call.keys = self._tracked(call.tracked.expand(len(key_states), -1), start)
+        keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
+        call.read = self._read(call, key_states, keys)
+        call.stored, call.rotate_keys, call.reading = keys, None, None
+        return keys, values
+
+    def _tracked(self, positions: Tensor, start: Any) -> Tensor:
+        """Note where new keys stand, and say where all stand that the update will give back."""
+        places = self.companions.get(POSITIONS)
+        if places is None:
+            places = self.companions[POSITIONS] = companion(self)
+            _run_up(places, positions, start)
+        held = places.keys
+        if held is not None and held.ndim > 1 and len(held) != len(positions):
+            raise PosencError(
+                f"The cache holds the positions of {len(held)} rows, and {len(positions)} rows are read now: it was "
+                f"changed in a way that loses them. {LOST}"
+            )
+        if not isinstance(start, Tensor) and places.get_seq_length() != start:
+            raise PosencError(
+                f"The cache holds {start} tokens and knows the positions of {places.get_seq_length()}: another model "
+                f"has written to it, or it was changed in a way that loses them. {LOST}"
+            )
+        new = positions.long()[:, None, :, None]
+        return places.update(new, new[..., :0])[0][:, 0, :, 0]
+
+    def _read(self, call: Call, new: Tensor, keys: Tensor) -> Tensor | None:
+        """All keys as they are read. Those that were derived before are kept as long as they hold."""
+        reading, kept = call.reading, self.companions.get(READ)
+        if reading is None or not isinstance(self, GrowingLayer):
+            self.companions.pop(READ, None)
+            self.companions.pop(STAGE, None)
+            return None
+        count = keys.shape[2] - new.shape[2]
+        known = kept is not None and self.derived_by == reading.by and kept.get_seq_length() == count > 0
+        if not known or not self._in_stage(reading):
+            self.companions[READ], self.companions[STAGE] = GrowingLayer(), GrowingLayer()
+            self.derived_by, new = reading.by, keys
+        derived = reading.derive(new, call.keys[:, -new.shape[2] :])
+        if reading.stage is not None:
+            stage = reading.stage.expand(len(new))[:, None, None, None].expand(-1, -1, new.shape[2], -1)
+            self.companions[STAGE].update(stage, stage[..., :0])
+        read: Tensor = self.companions[READ].update(derived, derived[..., :0])[0]
+        return read
+
+    def _in_stage(self, reading: Reading) -> bool:
+        if reading.stage is None:
+            return True
+        return bool((self.companions[STAGE].keys[:, 0, :, 0] == reading.stage[:, None]).all())
+
+    def _choose(self, call: Call) -> None:
+        """Which slots a cache of fixed size keeps."""
+        assert call.tracked is not None and call.sizes is not None
+        places: Any = self.companions.setdefault(POSITIONS, SinkLayer())
+        every = call.tracked
+        if places.held:
+            every = torch.cat([places.keys[:, 0, :, 0], every], -1)
+        self.keep = places.keep = kept_slots(every, *call.sizes)
+
+    def __reduce__(self) -> Any:
+        state = {name: value for name, value in vars(self).items() if name not in ("call", "rooms")}
+        return _revived, (type(self).__mro__[2],), state
+
+
+def _revived(kind: type) -> Any:
+    layer: Any = object.__new__(carrying(kind))
+    if kind is GrowingLayer:
+        layer.rooms = {}
+    return layer
+
+
+def companion(layer: Any) -> Any:
+    """A layer that keeps the same slots as another one."""
+    if isinstance(layer, StaticSlidingWindowLayer):
+        return StaticSlidingWindowLayer(max_cache_len=layer.max_cache_len, sliding_window=layer.max_cache_len)
+    if isinstance(layer, StaticLayer):
+        return StaticLayer(max_cache_len=layer.max_cache_len)
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        sliding = DynamicSlidingWindowLayer(sliding_window=layer.sliding_window)
+        sliding.record_past = getattr(layer, "record_past", False)
+        return sliding
+    return SinkLayer() if isinstance(layer, SinkLayer) else GrowingLayer()
+
+
+def _run_up(places: Any, positions: Tensor, start: Any) -> None:
+    """What somebody else put into the cache is taken to run up to this text without a gap."""
+    if isinstance(start, Tensor):  # a static cache: how much it holds is known to the device only
+        end = places.max_cache_len
+        run = (positions[:, :1].long() - start + torch.arange(end, device=positions.device))[:, None, :, None]
+        places.lazy_initialization(run, run[..., :0])
+        places.keys.copy_(run)
+        places.cumulative_length.copy_(start)
+    elif start:
+        run = (positions[:, :1].long() - start + torch.arange(start, device=positions.device))[:, None, :, None]
+        places.update(run, run[..., :0])
+
+
+@cache
+def carrying(kind: Any) -> Any:
+    """The kind of layer that holds companions and is otherwise of this kind."""
+    moved = {name: _with_companions(getattr(kind, name)) for name in OPERATIONS if hasattr(kind, name)}
+    # A layer type would be registered with transformers in the place of the model's own.
+    return type(f"Carrying{kind.__name__}", (Carrying, kind), {**moved, "_layer_type": None})
+
+
+def _with_companions(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def on_all(self: Any, *args: Any, **kwargs: Any) -> None:
+        operation(self, *args, **kwargs)
+        self.call = None
+        for layer in self.companions.values():
+            getattr(layer, operation.__name__)(*args, **kwargs)
+
+    return on_all
+
+
+DYNAMIC, STATIC, FORGETTING = carrying(GrowingLayer), carrying(StaticLayer), carrying(SinkLayer)
+"""The usual ones, made beforehand: a compiler cannot make classes."""
+
+
+def settle(cache: Any, slot: int, forgets: bool = False) -> Any:
+    """The layer of a cache at this place, as one that carries companions."""
+    if not hasattr(cache, "layers"):
+        raise PosencError(
+            f"This scheme must know where the keys of a cache stand, and a {type(cache).__name__} has no layers that "
+            "could keep it. Pass a Cache of transformers, or none."
+        )
+    replicated = getattr(cache, "layer_class_to_replicate", None)
+    while len(cache.layers) <= slot and replicated is not None:
+        cache.layers.append(replicated())
+    layer: Any = cache.layers[slot]
+    if isinstance(layer, Carrying) and isinstance(layer, SinkLayer) == forgets:
+        return layer
+    if forgets:
+        _refuse_to_forget(cache, layer)
+        settled = FORGETTING()
+    elif isinstance(layer, SinkLayer) and layer.given:
+        raise PosencError("This cache was filled by 'streaming', which drops tokens. " + LOST)
+    elif type(layer) in (DynamicLayer, SinkLayer):
+        settled = DYNAMIC()
+    else:
+        kind: Any = type(layer)
+        settled = object.__new__(STATIC if kind is StaticLayer else carrying(kind))
+    if not forgets:
+        for name, value in vars(layer).items():
+            setattr(settled, name, value)
+    settled.companions = {}
+    cache.layers[slot] = settled
+    return settled
+
+
+def _refuse_to_forget(cache: Any, layer: Any) -> None:
+    if not isinstance(cache, DynamicCache):
+        raise PosencError(
+            f"'streaming' keeps a cache of fixed size by itself, in the place of a DynamicCache; a "
+            f"{type(cache).__name__} was given. Pass none, or an empty DynamicCache."
+        )
+    if type(layer) not in (DynamicLayer, DYNAMIC):
+        raise PosencError(
+            f"'streaming' drops keys from a cache, and this model's holds a {type(layer).__name__}, which keeps more "
+            "than keys and values."
+        )
+    if layer.get_seq_length():
+        raise PosencError(
+            "'streaming' cannot go on from a cache that another scheme has filled; begin with an empty one."
+        )
