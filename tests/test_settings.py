@@ -1,15 +1,12 @@
 """Recipes: every file is read, and what nobody would heed is an error that names the right key."""
 
-from pathlib import Path
-
 import pytest
 
 from hf_posenc import SCHEMES, PosencError
 from hf_posenc.training.settings import Settings, read_settings
+from hf_posenc.training.shipped import recipes
 
-RECIPES = sorted(
-    path for path in (Path(__file__).parent.parent / "recipes").glob("*.yaml") if "pretrain" not in path.name
-)
+RECIPES = list(recipes().values())
 NAMED = [
     "llama_linear",
     "llama_ntk",
@@ -46,7 +43,7 @@ def test_every_experiment_has_its_recipe():
 def test_recipes_are_read_and_open_with_their_command(path):
     settings = read_settings(path)
     assert settings.output == f"runs/{path.stem}"
-    assert path.read_text().splitlines()[0].startswith(f"# accelerate launch recipes/finetune.py recipes/{path.name}")
+    assert path.read_text().splitlines()[0].startswith(f"# hf-posenc train {path.stem}")
     if settings.scheme.name is not None:
         SCHEMES[settings.scheme.name](**settings.scheme.options)  # the scheme knows all its options
 

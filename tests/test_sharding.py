@@ -1,6 +1,5 @@
 """Sharded parameters and sharded texts: two processes, by the launchers' files that are for GPUs (see sharded.py)."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,10 +15,12 @@ from safetensors.torch import load_file
 
 from hf_posenc import PosencError, load, patch_model
 from hf_posenc.models import NAMES
-from hf_posenc.patching import describe
+from hf_posenc.patching.describe import describe
+from hf_posenc.training.recipe import train
 from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings, read_settings
 from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, share_text, whole_text
+from hf_posenc.training.shipped import launchers
 from hf_posenc.training.trainer import arguments, rows_a_step
 
 ROOT = Path(__file__).parent.parent
@@ -39,20 +40,20 @@ SHARED = {
 REFUSED = {
     "dropout": (["tiny_gpt2_rope", *PLAIN], "(attn_pdrop)"),
     "documents": (["tiny_yarn", "--data.answer_weight=1.0"], "cross the borders of documents"),
-    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' turns all keys anew"),
+    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' rotates all keys anew"),
 }
 
 with_tiny = pytest.mark.skipif("tiny" not in NAMES, reason="the package was built without its model")
 
 
 def words(name: str, *others: str) -> list[str]:
-    return [str(ROOT / "recipes" / f"{name}.yaml"), *SMALL, *others]
+    return [name, *SMALL, *others]
 
 
 def in_two(launcher: str, runs: list[list[str]]) -> None:
     """Runs one after the other in the same two processes: they take longer to start than to train."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0", "--config_file"]
-    command += [str(ROOT / "recipes" / "accelerate" / f"{launcher}.yaml"), str(ROOT / "tests" / "sharded.py")]
+    command += [str(launchers()[launcher]), str(ROOT / "tests" / "sharded.py")]
     for run in runs:
         command += [*run, "--train.use_cpu=false", "--train.per_device_train_batch_size=1", "--then"]
     done = subprocess.run(command[:-1], capture_output=True, text=True, env=ENV, timeout=900)
@@ -60,10 +61,7 @@ def in_two(launcher: str, runs: list[list[str]]) -> None:
 
 
 def in_one(run: list[str]) -> None:
-    spec = importlib.util.spec_from_file_location("finetune", ROOT / "recipes" / "finetune.py")
-    finetune = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(finetune)
-    finetune.train(read_settings(run[0], run[1:]), resume=False, merged=False, compared=False)
+    train(read_settings(run[0], run[1:]), resume=False, merged=False, compared=False)
 
 
 def losses(folder: Path) -> list[float]:

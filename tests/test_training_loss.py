@@ -147,7 +147,7 @@ print(megabytes("VmHWM") - base)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in Linux's units")
 def test_memory_is_a_fraction():
-    """recipes/benchmark.py has the figure at full size; here all logits would be 256 MB, several times over."""
+    """benchmarks/benchmark.py has the figure at full size; here all logits would be 256 MB, several times over."""
     extra = {
         way: float(
             subprocess.run([sys.executable, "-c", MEMORY, way], capture_output=True, text=True, check=True).stdout

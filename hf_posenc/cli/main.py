@@ -25,6 +25,7 @@ from ..patching.grades import KINDS, MEANING, cells, serving_advice
 from ..patching.image_checks import ImageDescription
 from ..schemes import SCHEMES
 from .evaluation import COMMANDS
+from .training import ANY_WORDS, show_recipes, train
 
 app = typer.Typer(
     help="Swap how a Hugging Face model knows positions, and back.", no_args_is_help=True, add_completion=False
@@ -172,6 +173,10 @@ def answering(command: Callable[..., None]) -> Callable[..., None]:
 
 for _name, _command in COMMANDS.items():
     app.command(_name)(answering(_command))
+
+
+app.command("train", context_settings=ANY_WORDS)(train)
+app.command("recipes")(answering(show_recipes))
 
 
 @app.command(

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import PosencError, suggestion
 from ..schemes import SCHEMES
+from .shipped import recipe_path
 
 
 class Section(BaseModel):
@@ -235,12 +236,9 @@ class Settings(Section):
 
 
 def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
-    """The settings of a recipe; `overrides` are of the form `--data.length=4096` and win."""
+    """The settings of a recipe, the package's own by name or any file; `--data.length=4096` and the like override."""
     try:
-        with open(path, encoding="utf-8") as file:
-            raw = yaml.load(file, Loader=_Loader)
-    except FileNotFoundError:
-        raise PosencError(f"There is no recipe {os.fspath(path)!r}.") from None
+        raw = yaml.load(recipe_path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PosencError(f"{os.fspath(path)} is not YAML: {error}") from None
     if not isinstance(raw, dict):

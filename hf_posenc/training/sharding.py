@@ -19,6 +19,7 @@ from ..patching.patch import set_rendering
 from ..runtime.positions import PREFIX, Call
 from .loss import shifted
 from .settings import Settings
+from .shipped import launching_with
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """What configs call the share of attention that is dropped in training."""
@@ -38,7 +39,7 @@ def refuse_sharded_text(settings: Settings, trainer: Trainer) -> None:
     if parallel is not None and (parallel.sp_enabled or parallel.tp_enabled):
         raise PosencError(
             "The launch asks for tensor or Ulysses sequence parallelism, which recipes do not know. To share long "
-            "texts launch with --config_file recipes/accelerate/context_parallel.yaml."
+            f"texts launch with {launching_with('context_parallel')}."
         )
     processes = sharing(trainer.accelerator)
     if processes == 1:
@@ -70,7 +71,7 @@ def refuse_lost_rows(settings: Settings, accelerator: Any) -> None:
     if sharded and settings.tune.positions == "new":
         raise PosencError(
             "tune.positions: new holds the old rows of a table still by their gradient, which is lost where weights "
-            "are sharded. Launch with --config_file recipes/accelerate/ddp.yaml, or set tune.positions: all."
+            f"are sharded. Launch with {launching_with('ddp')}, or set tune.positions: all."
         )
 
 
@@ -95,7 +96,7 @@ def share_text(model: Any) -> None:
         raise PosencError(
             f"Context parallelism knows causal attention and nothing else, and the scheme "
             f"{model.config.posenc['scheme']!r} {why}. Schemes that rescale RoPE once ('linear', 'ntk', 'yarn'), "
-            "'alibi' and tables work there; or train without it (recipes/accelerate/fsdp2.yaml)."
+            f"'alibi' and tables work there; or train without it ({launching_with('fsdp2')})."
         )
     if any(link.bias is not None for _, link in patched):
         set_rendering(model, "shared_columns")

@@ -24,6 +24,7 @@ from .manifest import write_manifest
 from .rows import IGNORED, together
 from .settings import Settings
 from .sharding import refuse_lost_rows, refuse_sharded_text, share_text, sharing, whole_text
+from .shipped import launching_with
 
 
 def arguments(settings: Settings) -> TrainingArguments:
@@ -174,12 +175,12 @@ def refuse_other_launch(settings: Settings, trainer: Trainer, world: int) -> Non
     if world != found:
         raise PosencError(
             f"{world} processes were launched, and each believes to be one of {found}: they would all train the same. "
-            "On CPUs launch with --config_file recipes/accelerate/cpu.yaml."
+            f"On CPUs launch with {launching_with('cpu')}."
         )
     if wanted is not None and wanted != found:
         raise PosencError(
             f"train.processes is {wanted}, and {found} are running. accelerate runs one where it is told --cpu or "
-            "MULTI_CPU: launch with --config_file recipes/accelerate/cpu.yaml and --num_processes."
+            f"MULTI_CPU: launch with {launching_with('cpu')} and --num_processes."
         )
 
 
