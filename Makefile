@@ -7,13 +7,13 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test bench sweep docs lint clean
 
 demo: $(STAMP)
-	$(BIN)/python recipes/demo.py
+	$(BIN)/python -m hf_posenc.training.demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: $(STAMP)
-	$(BIN)/python recipes/benchmark.py
+	$(BIN)/python benchmarks/benchmark.py
 
 sweep: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/sweep

@@ -1,6 +1,6 @@
 """Runs recipes on CPU processes under launchers that are made for GPUs: FSDP2 and context parallelism.
 
-    accelerate launch --config_file recipes/accelerate/fsdp2.yaml tests/sharded.py RECIPE WORDS --then RECIPE WORDS ...
+    accelerate launch --config_file FILE tests/sharded.py RECIPE WORDS --then RECIPE WORDS ...
 
 accelerate runs DDP instead where it finds no GPU, and torch has no sharded attention for CPUs: both are told otherwise
 here, for tests only. Beside each run every process writes what it saw, `seen-0.json`, and why it was refused, if so.
@@ -19,11 +19,8 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "recipes"))
-
-import finetune
-
 from hf_posenc import PosencError
+from hf_posenc.training import recipe as finetune
 from hf_posenc.training.settings import read_settings
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

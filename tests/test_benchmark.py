@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parent.parent / "recipes" / "benchmark.py"
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "benchmark.py"
 
 
 def test_a_group_of_rows(tmp_path):

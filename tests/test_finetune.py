@@ -1,7 +1,6 @@
 """The recipes as they are run: real commands in processes of their own."""
 
 import argparse
-import importlib.util
 import inspect
 import json
 import os
@@ -19,13 +18,16 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hf_posenc import describe, load
 from hf_posenc.models import NAMES
+from hf_posenc.training.command import main
+from hf_posenc.training.recipe import train
 from hf_posenc.training.settings import read_settings
+from hf_posenc.training.shipped import launchers, recipes
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = str(ROOT / "recipes" / "finetune.py")
-FINETUNE = [sys.executable, SCRIPT]
-TINY = sorted((ROOT / "recipes").glob("tiny_*.yaml"))
-CPU = ["--config_file", str(ROOT / "recipes" / "accelerate" / "cpu.yaml")]
+MODULE = ["-m", "hf_posenc.training"]
+TRAIN = [sys.executable, *MODULE]
+TINY = [name for name in recipes() if name.startswith("tiny_")]
+CPU = ["--config_file", str(launchers()["cpu"])]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
 SMALL = [
     "--data.length=128",
@@ -48,10 +50,6 @@ def run(command: list[str], fails: bool = False) -> str:
     return said
 
 
-def recipe(name: str) -> str:
-    return str(ROOT / "recipes" / f"{name}.yaml")
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(next(folder.glob("*.safetensors")))
 
@@ -60,17 +58,17 @@ def losses(folder: Path) -> list[float]:
     return [loss for _, loss in json.loads((folder / "metrics.json").read_text())["facts"]["losses"]]
 
 
-@pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
-def test_small_recipes_run(path, tmp_path, text):
+@pytest.mark.parametrize("name", TINY)
+def test_small_recipes_run(name, tmp_path, text):
     output = tmp_path / "out"
-    words = [text, "--train.max_steps=2", "--data.length=256", SMALL[1]]
-    if "control" not in path.stem and "gpt2" not in path.stem and "bert" not in path.stem:
+    words = [text, "--train.max_steps=2", "--train.warmup_steps=0", "--data.length=256", SMALL[1]]
+    if "control" not in name and "gpt2" not in name and "bert" not in name:
         words.append("--merge")
-    start = launched() if path.stem == "tiny_yarn" else [sys.executable]  # a launcher takes seconds to start
-    run([*start, SCRIPT, str(path), f"--output={output}", *words])
+    start = launched() if name == "tiny_yarn" else [sys.executable]  # a launcher takes seconds to start
+    run([*start, *MODULE, name, f"--output={output}", *words])
     made = output / ("adapter" if (output / "adapter").exists() else "model")
     card = (made / "README.md").read_text()
-    assert ("accelerate launch" in card) == (path.stem == "tiny_yarn") and "transformers" in card and str(path) in card
+    assert ("accelerate launch" in card) == (name == "tiny_yarn") and "transformers" in card and name in card
     facts = json.loads((output / "metrics.json").read_text())
     states = list(dict.fromkeys(figure["scheme"] for figure in facts["figures"]))
     assert states[0] == "unpatched" and states[-1].endswith(", tuned")
@@ -80,7 +78,7 @@ def test_small_recipes_run(path, tmp_path, text):
         adapted, merged = (load(folder, dtype=torch.float32) for folder in (made, output / "merged"))
         scheme = json.loads((output / "merged" / "config.json").read_text()).get("posenc", {}).get("scheme")
         assert json.loads((made / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
-        assert scheme == describe(adapted.get_base_model()).scheme == path.stem.removeprefix("tiny_")
+        assert scheme == describe(adapted.get_base_model()).scheme == name.removeprefix("tiny_")
         ids = torch.arange(3, 40)[None]
         torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
 
@@ -102,7 +100,7 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
         model.save_pretrained(tmp_path / "base")
         AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "base")
         base = tmp_path / "base"
-    run([*FINETUNE, recipe(name), text, few, f"--model.path={base}", *words])
+    run([*TRAIN, name, text, few, f"--model.path={base}", *words])
     figures = json.loads((output / "metrics.json").read_text())["figures"]
     assert name == "bert_learned" or {figure["n"] for figure in figures} == {2}  # as many queries as windows
     before, after = weights(base), weights(output / "model")
@@ -119,7 +117,7 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
 @pytest.fixture(scope="module")
 def whole(once, text) -> Path:
     """A run of six steps that nothing happened to."""
-    made = once("whole", lambda folder: run([*FINETUNE, recipe("tiny_yarn"), *resumable(folder / "run", text)]))
+    made = once("whole", lambda folder: run([*TRAIN, "tiny_yarn", *resumable(folder / "run", text)]))
     return made / "run"
 
 
@@ -130,7 +128,7 @@ def resumable(output: Path, text: str) -> list[str]:
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole):
     output = tmp_path / "run"
-    command = [*FINETUNE, recipe("tiny_yarn"), *resumable(output, text)]
+    command = [*TRAIN, "tiny_yarn", *resumable(output, text)]
     with subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         until = time.monotonic() + 240
         while not (output / "checkpoint-2" / "manifest.json").exists() and time.monotonic() < until:
@@ -158,7 +156,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
     content = bytearray(optimizer.read_bytes())
     content[len(content) // 2] ^= 255
     optimizer.write_bytes(content)
-    command = [*FINETUNE, recipe("tiny_yarn"), *resumable(output, text), "--resume"]
+    command = [*TRAIN, "tiny_yarn", *resumable(output, text), "--resume"]
     said = " ".join(run(command).split())
     assert "checkpoint-6 is not whole: optimizer.pt was altered" in said and "checkpoint-4" in said
     ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
@@ -167,33 +165,24 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
 
 def test_a_run_resumed_with_other_settings_is_refused(text, whole):
     other = ["--train.learning_rate=1e-4", "--resume"]
-    said = run([*FINETUNE, recipe("tiny_yarn"), *resumable(whole, text), *other], fails=True)
+    said = run([*TRAIN, "tiny_yarn", *resumable(whole, text), *other], fails=True)
     assert "train.learning_rate was 0.002 and is 0.0001" in " ".join(said.split())
 
 
-@pytest.fixture(scope="module")
-def finetune():
-    """The script, in this process: for what is not about commands."""
-    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path, finetune):
+def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path):
     """As the papers say, of interpolation, which asks most of tuning."""
     for module in (argparse, inspect, subprocess, typing):
         (tmp_path / f"{module.__name__}.txt").write_text(inspect.getsource(module))
     measured = {}
     for name, words in {"alone": ["--tune.norms=false", "--tune.embeddings=false"], "both": []}.items():
         settings = read_settings(
-            recipe("tiny_linear"),
+            "tiny_linear",
             [
                 f"--data.path={tmp_path}/*.txt", "--data.length=512", "--train.max_steps=16",
                 "--data.passkey=0.0", "--measure={lengths: [512], windows: 32}", f"--output={tmp_path / name}", *words,
             ],
         )  # fmt: skip
-        figures = finetune.train(settings, resume=False, merged=False, compared=False)
+        figures = train(settings, resume=False, merged=False, compared=False)
         measured[name] = next(figure.value for figure in figures if figure.metric == "loss")
     assert measured["both"] < measured["alone"] - 0.03, measured
 
@@ -201,17 +190,17 @@ def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path, 
 def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, text):
     common = [text, *SMALL, "--train.max_steps=3", "--data.passkey=0.0"]
     one, two = tmp_path / "one", tmp_path / "two"
-    single = [*FINETUNE, recipe("tiny_yarn"), *common]
+    single = [*TRAIN, "tiny_yarn", *common]
     run([*single, f"--output={one}", "--train.per_device_train_batch_size=2"])
     both = ["--train.per_device_train_batch_size=1", "--train.processes=2", f"--output={two}"]
-    run([*launched(*CPU, SCRIPT), recipe("tiny_yarn"), *common, *both])
+    run([*launched(*CPU, *MODULE), "tiny_yarn", *common, *both])
     facts = json.loads((two / "metrics.json").read_text())["facts"]
     assert facts["processes"] == 2 and facts["distributed"].endswith("MULTI_CPU")
     assert losses(two) == pytest.approx(losses(one), abs=2e-4)
 
 
 def test_a_launch_that_runs_one_process_is_refused(tmp_path, text):
-    words = ["--cpu", "--num_processes", "2", SCRIPT, recipe("tiny_yarn"), text, *SMALL, "--train.processes=2"]
+    words = ["--cpu", "--num_processes", "2", *MODULE, "tiny_yarn", text, *SMALL, "--train.processes=2"]
     said = run([*launched(*words), f"--output={tmp_path / 'out'}"], fails=True)
     assert "train.processes is 2, and 1 are running" in " ".join(said.split())
 
@@ -226,13 +215,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_mistakes_are_told(tmp_path, text, words, finetune, capsys):
+def test_mistakes_are_told(tmp_path, text, words, capsys):
     with pytest.raises(SystemExit) as ended:
-        finetune.main([recipe("tiny_yarn"), text, *SMALL, *words.split(), f"--output={tmp_path / 'out'}"])
+        main(["tiny_yarn", text, *SMALL, *words.split(), f"--output={tmp_path / 'out'}"])
     assert ended.value.code == 1 and MISTAKES[words] in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_command_that_fails_shows_no_traceback(tmp_path, text):
     words = next(iter(MISTAKES))
-    told = run([*FINETUNE, recipe("tiny_yarn"), text, words, f"--output={tmp_path / 'out'}"], fails=True)
+    told = run([*TRAIN, "tiny_yarn", text, words, f"--output={tmp_path / 'out'}"], fails=True)
     assert MISTAKES[words] in " ".join(told.split()) and "Traceback" not in told

@@ -1,16 +1,15 @@
 """Recipes: every file is read, and what nobody would heed is an error that names the right key."""
 
 import re
-from pathlib import Path
 
 import pytest
+import yaml
 
 from hf_posenc import SCHEMES, PosencError
 from hf_posenc.training.settings import Settings, read_settings
+from hf_posenc.training.shipped import recipes
 
-RECIPES = sorted(
-    path for path in (Path(__file__).parent.parent / "recipes").glob("*.yaml") if "pretrain" not in path.name
-)
+RECIPES = list(recipes().values())
 NAMED = [
     "llama_linear",
     "llama_ntk",
@@ -47,7 +46,7 @@ def test_every_experiment_has_its_recipe():
 def test_recipes_are_read_and_open_with_their_command(path):
     settings = read_settings(path)
     assert settings.output == f"runs/{path.stem}"
-    assert path.read_text().splitlines()[0].startswith(f"# accelerate launch recipes/finetune.py recipes/{path.name}")
+    assert path.read_text().splitlines()[0].startswith(f"# hf-posenc train {path.stem}")
     if settings.scheme.name is not None:
         SCHEMES[settings.scheme.name](**settings.scheme.options)  # the scheme knows all its options
 
@@ -92,6 +91,9 @@ def test_lists_and_nothing_can_be_given(recipe):
         ("data.length=3", "write --section.key=value"),
         ("--output.length=3", "output is a value, not a section"),
         ("--data.length={", "not YAML"),
+        ("--train.warmup_steps=11", "warmup_steps 11 exceed max_steps 10"),
+        ("--tune={whole: true, lora: {r: 4}}", "whole trains every parameter, and lora would leave them alone"),
+        ("--model.dtype=float16", "gradients vanish in float16"),
     ],
 )
 def test_what_is_wrong_is_said(recipe, given, said):
@@ -170,3 +172,17 @@ def test_options_of_a_scheme_are_checked_before_anything_is_loaded(tmp_path, ove
     assert read_settings(path).scheme.options == {"existing": "extend"}
     with pytest.raises(PosencError, match=re.escape(told)):
         read_settings(path, [override])
+
+
+def test_few_steps_warm_up_in_time(recipe):
+    assert read_settings(recipe).train.warmup_steps == 5
+    assert read_settings(recipe, ["--train.max_steps=400"]).train.warmup_steps == 20
+    assert read_settings(recipe, ["--train.warmup_steps=0"]).train.warmup_steps == 0
+
+
+def test_what_was_run_can_be_run_again(recipe, tmp_path):
+    """`recipe.yaml` of a run says every key."""
+    for words in ([], ["--tune.whole=true"], ["--tune.lora=null"]):
+        settings = read_settings(recipe, words)
+        (tmp_path / "again.yaml").write_text(yaml.safe_dump(settings.model_dump()))
+        assert read_settings(tmp_path / "again.yaml") == settings

@@ -1,6 +1,5 @@
 """Sharded parameters and sharded texts: two processes, by the launchers' files that are for GPUs (see sharded.py)."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,15 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from cells import VOCAB, options, tiny
 from safetensors.torch import load_file
 
 from hf_posenc import PosencError, describe, load, patch_model
 from hf_posenc.models import NAMES
+from hf_posenc.training.recipe import train
 from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings, read_settings
 from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, share_text, whole_text
+from hf_posenc.training.shipped import launchers
 from hf_posenc.training.trainer import arguments, rows_a_step
 
 ROOT = Path(__file__).parent.parent
@@ -38,20 +38,20 @@ SHARED = {
 REFUSED = {
     "dropout": (["tiny_gpt2_rope", *PLAIN], "(attn_pdrop)"),
     "documents": (["tiny_yarn", "--data.answer_weight=1.0"], "cross the borders of documents"),
-    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' turns all keys anew"),
+    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' rotates all keys anew"),
 }
 
 with_tiny = pytest.mark.skipif("tiny" not in NAMES, reason="the package was built without its model")
 
 
 def words(name: str, *others: str) -> list[str]:
-    return [str(ROOT / "recipes" / f"{name}.yaml"), *SMALL, *others]
+    return [name, *SMALL, *others]
 
 
 def in_two(launcher: str, runs: list[list[str]]) -> None:
     """Runs one after the other in the same two processes: they take longer to start than to train."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0", "--config_file"]
-    command += [str(ROOT / "recipes" / "accelerate" / f"{launcher}.yaml"), str(ROOT / "tests" / "sharded.py")]
+    command += [str(launchers()[launcher]), str(ROOT / "tests" / "sharded.py")]
     for run in runs:
         command += [*run, "--train.use_cpu=false", "--train.per_device_train_batch_size=1", "--then"]
     done = subprocess.run(command[:-1], capture_output=True, text=True, env=ENV, timeout=900)
@@ -59,10 +59,7 @@ def in_two(launcher: str, runs: list[list[str]]) -> None:
 
 
 def in_one(run: list[str]) -> None:
-    spec = importlib.util.spec_from_file_location("finetune", ROOT / "recipes" / "finetune.py")
-    finetune = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(finetune)
-    finetune.train(read_settings(run[0], run[1:]), resume=False, merged=False, compared=False)
+    train(read_settings(run[0], run[1:]), resume=False, merged=False, compared=False)
 
 
 def losses(folder: Path) -> list[float]:
@@ -186,12 +183,11 @@ def settings(data: dict | None = None, model: dict | None = None, tune: dict | N
     )
 
 
-def launched(dataset: object = (), **sizes: int) -> SimpleNamespace:
-    """What a trainer knows of its launch."""
+def launched(dataset: object = (), **sizes: int) -> tuple[SimpleNamespace, object]:
+    """How texts are spread, and what is trained on."""
     sizes = {"cp_size": 1, "tp_size": 1, "sp_size": 1, **sizes}
     enabled = {name.replace("_size", "_enabled"): size > 1 for name, size in sizes.items()}
-    parallel = SimpleNamespace(**sizes, **enabled)
-    return SimpleNamespace(accelerator=SimpleNamespace(parallelism_config=parallel), train_dataset=dataset)
+    return SimpleNamespace(**sizes, **enabled), dataset
 
 
 @pytest.mark.parametrize(
@@ -206,25 +202,25 @@ def launched(dataset: object = (), **sizes: int) -> SimpleNamespace:
 )
 def test_data_that_cannot_be_shared_is_refused(asked, said):
     with pytest.raises(PosencError, match=said):
-        refuse_sharded_text(asked, launched(cp_size=2))
-    refuse_sharded_text(asked, launched())
-    refuse_sharded_text(settings(), launched(cp_size=2))
+        refuse_sharded_text(asked, *launched(cp_size=2))
+    refuse_sharded_text(asked, *launched())
+    refuse_sharded_text(settings(), *launched(cp_size=2))
 
 
 def test_streams_and_other_ways_to_share_are_refused():
     with pytest.raises(PosencError, match="A stream of text"):
-        refuse_sharded_text(settings(), launched(StreamedRows(list, None), cp_size=2))
+        refuse_sharded_text(settings(), *launched(StreamedRows(list, None), cp_size=2))
     for kind in ("tp_size", "sp_size"):
         with pytest.raises(PosencError, match="which recipes do not know"):
-            refuse_sharded_text(settings(), launched(**{kind: 2}))
+            refuse_sharded_text(settings(), *launched(**{kind: 2}))
 
 
 def test_old_rows_that_would_be_trained_are_refused():
     asked = settings(tune={"positions": "new"})
     with pytest.raises(PosencError, match=r"ddp\.yaml"):
-        refuse_lost_rows(asked, SimpleNamespace(distributed_type=DistributedType.FSDP))
-    refuse_lost_rows(asked, SimpleNamespace(distributed_type=DistributedType.MULTI_GPU))
-    refuse_lost_rows(settings(), SimpleNamespace(distributed_type=DistributedType.FSDP))
+        refuse_lost_rows(asked, True)
+    refuse_lost_rows(asked, False)
+    refuse_lost_rows(settings(), True)
 
 
 def test_padding_and_borders_are_refused_in_every_batch():

@@ -15,17 +15,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_posenc import PosencError, patch_model, unpatch_model
 from hf_posenc.evaluation import Reading, Retrieval, Row, tokenized
-from hf_posenc.evaluation.measures import perplexity, retrieval
+from hf_posenc.evaluation.measures.perplexity import perplexity
+from hf_posenc.evaluation.measures.retrieval import retrieval
 from hf_posenc.models import NAMES, model_path
 from hf_posenc.training.stdlib import stdlib_texts
 
-RECIPES = Path(__file__).parent.parent / "recipes"
-SETTINGS = RECIPES / "pretrain_tiny.yaml"
+TOOLS = Path(__file__).parent.parent / "tools"
+SETTINGS = TOOLS / "pretrain_tiny.yaml"
 LENGTHS = (256, 512, 1024)
 
 
 def script(name):
-    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -119,7 +120,7 @@ def test_carried_models_are_known_by_name():
 
 
 def test_the_recipe_trains_and_what_it_saves_loads(tmp_path):
-    command = [sys.executable, str(RECIPES / "pretrain_tiny.py"), str(SETTINGS), "--out", str(tmp_path / "made")]
+    command = [sys.executable, str(TOOLS / "pretrain_tiny.py"), str(SETTINGS), "--out", str(tmp_path / "made")]
     sizes = ["--watch", "2", "steps=2", "vocab_size=512", "hidden_size=32", "num_hidden_layers=1"]
     done = subprocess.run(
         [*command, *sizes], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}

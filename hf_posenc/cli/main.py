@@ -20,6 +20,7 @@ from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .known import EXISTING, check, scheme_names
+from .training import ANY_WORDS, show_recipes, train
 
 if TYPE_CHECKING:
     from ..patching.describe import Description
@@ -161,6 +162,10 @@ for _command, _short in (
     app.command(short_help=_short)(answering(_command))
 app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(answering(eval_command))
 app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")(answering(compare_command))
+
+
+app.command("train", context_settings=ANY_WORDS, short_help="Fine-tune a model by a recipe.")(train)
+app.command("recipes", short_help="List the recipes of this package.")(answering(show_recipes))
 
 
 @app.command(

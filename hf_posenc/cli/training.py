@@ -1,0 +1,37 @@
+"""The commands that train: `hf-posenc train`, and `recipes` for what comes with the package."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""A recipe's own keys are checked where they are read."""
+
+
+def train(context: typer.Context) -> None:
+    """Fine-tune a model by a recipe: a name of `hf-posenc recipes`, or a YAML file."""
+    from ..training.command import main  # slow to import
+
+    main(context.args)
+
+
+def show_recipes(
+    name: Annotated[str | None, typer.Argument(help="of one: its path alone, to copy or pass on")] = None,
+) -> None:
+    """The recipes that come with the package, and the files for `accelerate launch --config_file`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..training.shipped import about, launchers, recipes, shipped_path
+
+    if name is not None:
+        print(shipped_path(name))
+        return
+    console = Console()
+    for what, files in {"hf-posenc train": recipes(), "accelerate launch --config_file": launchers()}.items():
+        table = Table(what, "", box=None, padding=(0, 2, 0, 0))
+        for known, path in files.items():
+            table.add_row(known, about(path))
+        console.print(table)

@@ -1,0 +1,227 @@
+"""A recipe as it is run: a model and text in, an adapter or a model with its figures and its card out.
+
+1. `prepared` loads the model and the text, patches, and refuses whatever can be refused.
+2. `before` measures the model as it came and as it is patched.
+3. `trained` chooses what is trained, trains it and saves it.
+4. `finish` loads what was saved, measures it, and writes the card.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import PartialState
+from transformers import TrainingArguments, set_seed
+
+from ..errors import PosencError
+from ..evaluation.measures.rows import Row as Figure
+from ..families import places
+from ..patching.live import is_patched
+from ..patching.patch import unpatch_model
+from ..patching.sizes import own_length
+from .card import command, versions
+from .checks import (
+    refuse_absent_packages,
+    refuse_full_disk,
+    refuse_misfit,
+    refuse_other_head,
+    refuse_other_launch,
+    refuse_output,
+    refuse_small_batches,
+    refuse_targets,
+)
+from .finishing import finish
+from .loss import LossHead
+from .preparing import made, measurement, patch, positions_name, training_rows
+from .resuming import Clock, Past, console, where_to_begin
+from .settings import Settings
+from .sharding import launched_parallel, launched_sharded, refuse_lost_rows, refuse_sharded_text, share_text, sharing
+from .sources import corpus
+from .trainer import ContextTrainer, StopInTime, arguments, rows_a_step
+from .tuning import counted, trained_count, tuned
+
+CONTROL = "control"
+"""The folder of the control, inside that of its run."""
+
+
+@dataclass
+class Run:
+    """All that a run needs, patched and found fit."""
+
+    settings: Settings
+    args: TrainingArguments
+    model: Any
+    tokenizer: Any
+    rows: Any
+    measure: Any
+    data: str
+    """What the text is called."""
+    trained_length: int
+    parameters: int
+    begin: Path | None
+    """The checkpoint that it goes on from."""
+    clock: Clock
+    came_patched: bool
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.args.process_index == 0)
+
+    @property
+    def output(self) -> Path:
+        return Path(self.settings.output)
+
+
+def train(
+    settings: Settings, resume: bool = False, merged: bool = False, compared: bool = True, control: bool = False
+) -> list[Figure]:
+    """A whole run; its figures. Unless `compared`, only what comes out of it is measured.
+
+    With `control` the unpatched model is tuned on the same rows first, and its figures stand beside the others.
+    """
+    run = prepared(settings, resume, merged)
+    beside: list[Figure] = []
+    if control:
+        del run  # which was found fit, so that the control is not trained for nothing
+        beside = train(as_control(settings), resume=resume, compared=False)
+        run = prepared(settings, resume, merged)
+    run.output.mkdir(parents=True, exist_ok=True)
+    if run.is_main:
+        (run.output / "recipe.yaml").write_text(yaml.safe_dump(settings.model_dump(), sort_keys=False))
+    figures = before(run) if compared and settings.measure.before else []
+    folder, facts = trained(run)
+    if run.is_main:
+        figures += beside
+        finish(settings, folder, merged, figures, run.measure, facts, run.args.device)
+    PartialState().wait_for_everyone()
+    return figures
+
+
+def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> Run:
+    """Everything that a run needs. Whatever can be refused is: nothing was trained, measured or written yet."""
+    clock = Clock()
+    refuse_output(settings)
+    refuse_absent_packages(settings)
+    args = arguments(settings)  # from here on there are as many processes as were launched
+    refuse_other_launch(settings, args.world_size, int(os.environ.get("WORLD_SIZE", 1)))
+    refuse_small_batches(settings, args.world_size)
+    begin = where_to_begin(settings, resume)
+    clock.past, clock.command = Past.of(begin), command()
+
+    model, tokenizer = made(settings)
+    trained_length = own_length(places(model)) or settings.data.length
+    came_patched = is_patched(model)
+    parameters = sum(p.numel() for p in model.parameters())
+    patch(settings, model)
+    refuse_misfit(settings, model, tokenizer)
+    refuse_targets(settings, model)
+    refuse_full_disk(settings, trained_count(model, settings.tune), parameters, merged)
+    refuse_lost_rows(settings, launched_sharded())
+    if sharing(launched_parallel()) > 1:
+        share_text(model)
+
+    text = corpus(settings.data)
+    measure = measurement(settings, text, tokenizer, trained_length)
+    rows = training_rows(settings, text, tokenizer, rows_a_step(args))
+    refuse_sharded_text(settings, launched_parallel(), rows)
+    refuse_other_head(settings, model, rows)
+    return Run(
+        settings, args, model, tokenizer, rows, measure, text.name, trained_length, parameters, begin, clock,
+        came_patched,
+    )  # fmt: skip
+
+
+def before(run: Run) -> list[Figure]:
+    """Figures of the model as it came and as it is patched; taken once, also when a run is resumed."""
+    if not run.is_main:
+        return []
+    file = run.output / "before.json"
+    if file.exists():
+        return [Figure.from_dict(row) for row in json.loads(file.read_text())]
+    settings, model = run.settings, run.model.to(run.args.device)
+    found: list[Figure] = []
+    if settings.scheme.name is not None and run.came_patched:  # by its checkpoint, which alone knows how
+        original, _ = made(settings)
+        found += run.measure(original.to(run.args.device), label=positions_name(original) + ", as it came")
+        del original
+    elif settings.scheme.name is not None:
+        unpatch_model(model)
+        found += run.measure(model, label="unpatched")
+        patch(settings, model)
+    found += run.measure(model, label=positions_name(model))
+    beside = file.with_suffix(".part")
+    beside.write_text(json.dumps([figure.to_dict() for figure in found]))
+    beside.replace(file)  # a kill leaves all of it, or nothing
+    return found
+
+
+def trained(run: Run) -> tuple[Path, dict[str, Any]]:
+    """Train and save; the folder of what came of it, and the facts of the run. The model is gone after it."""
+    trainer = trainer_of(run)
+    if run.is_main:
+        share = f"{counted(trainer.model):,} of {run.parameters:,}"
+        console.print(f"{share} parameters are trained, by {run.args.world_size} process(es).")
+    run.clock.training = time.monotonic()
+    trainer.train(resume_from_checkpoint=None if run.begin is None else str(run.begin))
+    folder = run.output / ("adapter" if hasattr(trainer.model, "peft_config") else "model")
+    trainer.write(folder)
+    facts = facts_of(run, trainer)  # by all processes, since parameters may be sharded
+    run.model = None
+    del trainer
+    gc.collect()
+    if run.args.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return folder, facts
+
+
+def trainer_of(run: Run) -> ContextTrainer:
+    """What trains the run's model, which it wraps."""
+    settings = run.settings
+    set_seed(settings.train.seed)  # adapters begin at random, and all processes must draw them alike
+    wrapped = tuned(run.model, settings.tune, settings.model.objective)
+    whole = settings.train.full_logits or settings.model.objective == "contrastive"
+    return ContextTrainer(
+        settings=settings, head=None if whole else LossHead(run.model), other_rate=settings.tune.learning_rate,
+        clock=run.clock, model=wrapped, args=run.args, train_dataset=run.rows, processing_class=run.tokenizer,
+        callbacks=[StopInTime(settings.train.max_seconds)] if settings.train.max_seconds else None,
+    )  # fmt: skip
+
+
+def facts_of(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
+    """What a run was, in all its sessions, for its metrics and its card."""
+    past = run.clock.now()
+    losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "steps": trainer.state.global_step,
+        "tokens": run.rows.plan.tokens(trainer.state.global_step * rows_a_step(run.args)),
+        "seconds": past.seconds,
+        "training_seconds": past.training_seconds,
+        "losses": losses,
+        "trained": counted(trainer.model),
+        "parameters": run.parameters,
+        "written": trainer.written,
+        "processes": run.args.world_size,
+        "distributed": str(trainer.accelerator.distributed_type),
+        "commands": past.commands,
+        "command": past.commands[0],
+        "data": run.data,
+        "trained_length": run.trained_length,
+        "versions": versions(),
+    }
+
+
+def as_control(settings: Settings) -> Settings:
+    """The same run without a scheme."""
+    if settings.scheme.name is None:
+        raise PosencError("--control tunes the unpatched model beside the patched one: this recipe names no scheme.")
+    raw = settings.model_dump()
+    output = str(Path(settings.output) / CONTROL)
+    return Settings.model_validate({**raw, "scheme": {}, "output": output})
