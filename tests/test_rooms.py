@@ -18,6 +18,7 @@ ORDER = (
     ("patching",),
     ("models",),
     ("checkpoints",),
+    ("serving",),
     ("evaluation",),
     ("training",),
     ("cli",),
