@@ -47,6 +47,12 @@ def log_probabilities(path: Path, prompts: Sequence[Sequence[int]], vocabulary: 
     return found
 
 
+def token_losses(path: Path, tokens: Sequence[int], first: int) -> Tensor:
+    """What each token from `first` on costs llama.cpp, in nats, after those before it."""
+    answer = _ask({"model": str(path), "texts_of_tokens": [list(map(int, tokens))], "first": first})
+    return torch.tensor(answer["losses"][0])
+
+
 def token_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
     """Texts as llama.cpp cuts them with the tokenizer of a GGUF file."""
     ids: list[list[int]] = _ask({"model": str(path), "texts": list(texts)})["ids"]

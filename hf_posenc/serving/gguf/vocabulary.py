@@ -141,7 +141,8 @@ def _adds_bos(data: dict[str, Any], special: dict[str, int]) -> bool:
     post = data.get("post_processor") or {}
     parts = post.get("processors", [post])
     for part in parts:
-        opening = next(iter(part.get("single", [])), {}).get("SpecialToken", {}).get("id")
+        single: list[dict[str, Any]] = part.get("single") or [{}]
+        opening = single[0].get("SpecialToken", {}).get("id")
         ids = part.get("special_tokens", {}).get(opening, {}).get("ids", []) if opening else []
         if "bos" in special and special["bos"] in ids:
             return True
