@@ -19,6 +19,7 @@ ORDER = (
     ("patching",),
     ("models",),
     ("checkpoints",),
+    ("serving",),
     ("evaluation",),
     ("training",),
     ("cli",),

@@ -1,0 +1,1 @@
+"""GGUF files for llama.cpp, written through the `gguf` package from the live model."""

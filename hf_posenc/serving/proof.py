@@ -1,0 +1,77 @@
+"""Whether a runtime computes what the patched model computes, measured in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PosencError
+from ..patching.lengths import trained_length
+
+PROMPTS = 3
+"""Prompts at each length; the more, the longer it takes."""
+LIMITS = {"f32": 1e-3, "f16": 1e-2, "bf16": 3e-2, "q8_0": 5e-2}
+"""The mean Kullback-Leibler divergence, in nats, below which a runtime counts as computing the same: what rounding of
+the weights explains. A dropped scheme is off by a tenth of a nat and more."""
+MARGIN = 8
+"""Tokens that a runtime wants for its answer."""
+
+Reader = Callable[[Sequence[Sequence[int]]], list[Tensor]]
+"""Prompts -> log-probabilities of the token that follows each."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far a runtime is from the live model, in what it expects next."""
+
+    runtime: str
+    lengths: tuple[int, ...]
+    divergence: tuple[float, ...]
+    """Mean Kullback-Leibler divergence in nats, for each length."""
+    furthest: float
+    """The largest difference of a log-probability anywhere."""
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        return max(self.divergence) < self.limit
+
+    def __str__(self) -> str:
+        figures = ", ".join(f"{d:.1e} nats at {n}" for n, d in zip(self.lengths, self.divergence, strict=True))
+        verdict = "computes the same" if self.holds else "DIFFERS from the model"
+        return f"{self.runtime} {verdict}: {figures} tokens (limit {self.limit:g}, largest {self.furthest:.1e})"
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps({**asdict(self), "holds": self.holds}, indent=2) + "\n", encoding="utf-8")
+
+
+def prove(model: Any, read: Reader, runtime: str, dtype: str) -> Proof:
+    """Compare at the trained length and at the one that the config promises."""
+    promised = int(model.config.get_text_config().max_position_embeddings)
+    lengths = sorted({max(n - MARGIN, 1) for n in (min(trained_length(model), promised), promised)})
+    size = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(size, (PROMPTS, n), generator=generator) for n in lengths]
+    theirs = read([row.tolist() for batch in prompts for row in batch])
+    divergences, furthest = [], 0.0
+    for index, batch in enumerate(prompts):
+        ours = torch.cat([next_token(model, row) for row in batch])
+        found = torch.stack(theirs[index * PROMPTS : (index + 1) * PROMPTS])
+        if not found.isfinite().all():
+            raise PosencError(f"{runtime} gives no probability for {int((~found.isfinite()).sum())} tokens.")
+        divergences.append(abs(float((ours.exp() * (ours - found)).sum(-1).mean())))  # rounding may make it negative
+        furthest = max(furthest, float((ours - found).abs().max()))
+    return Proof(runtime, tuple(lengths), tuple(divergences), furthest, LIMITS[dtype])
+
+
+@torch.no_grad()
+def next_token(model: Any, ids: Tensor) -> Tensor:
+    """Log-probabilities of the token after a prompt, (1, vocabulary)."""
+    logits: Tensor = model(ids[None].to(model.device), logits_to_keep=1).logits[:, -1]
+    return logits.float().log_softmax(-1).cpu()

@@ -1,0 +1,75 @@
+"""What the live rotary module of a model does: the source of truth for every export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PosencError, UnsupportedCell
+from ..patching.describe import describe
+from ..patching.grades import SEALED
+from ..schemes import SCHEMES
+
+
+@dataclass(frozen=True)
+class LiveRotation:
+    """Frequencies and scale as the model has them right now, and what its config says about them."""
+
+    inv_freq: tuple[float, ...]
+    attention_scaling: float
+    parameters: dict[str, Any]
+    """`config.rope_parameters`."""
+
+    @property
+    def theta(self) -> float:
+        return float(self.parameters["rope_theta"])
+
+    @property
+    def plain(self) -> tuple[float, ...]:
+        """The frequencies of an unscaled RoPE of the same theta."""
+        pairs = len(self.inv_freq)
+        return tuple(self.theta ** (-i / pairs) for i in range(pairs))
+
+    def factors(self) -> tuple[float, ...]:
+        """What each plain frequency is divided by; a pair that stands still is divided by 1e30."""
+        return tuple(p / f if f > p * 1e-30 else 1e30 for p, f in zip(self.plain, self.inv_freq, strict=True))
+
+
+def live_rotation(model: Any) -> LiveRotation | None:
+    """The one rotation of a model, or None where it has none; raises where layers rotate differently."""
+    modules = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), object) and _rotates(m)]
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None)
+    if not modules:
+        return None
+    if not isinstance(rope, dict) or "rope_theta" not in rope:
+        raise PosencError(
+            f"The layers of this {model.config.model_type!r} model do not share one set of rope_parameters, and no "
+            "export knows how to say that yet."
+        )
+    found = {(tuple(m.inv_freq.float().tolist()), float(getattr(m, "attention_scaling", 1.0))) for m in modules}
+    if len(found) != 1:
+        raise PosencError(f"This {model.config.model_type!r} model has {len(found)} different rotations.")
+    inv_freq, scaling = found.pop()
+    return LiveRotation(inv_freq, scaling, dict(rope))
+
+
+def _rotates(module: Any) -> bool:
+    # A wrapper and what it wraps show the same frequencies: either will do.
+    return "inv_freq" in dict(module.named_buffers(recurse=False)) or hasattr(module, "wraps_rotary")
+
+
+def _has_rotary(model: Any) -> bool:
+    return isinstance(getattr(model.config.get_text_config(), "rope_parameters", None), dict)
+
+
+def refuse_sealed(model: Any, runtime: str) -> None:
+    """Raise for what only hf_posenc computes, naming the nearest scheme that others can."""
+    found: Any = describe(model)
+    if not found.portability.startswith(SEALED):
+        return
+    nearest = SCHEMES[found.scheme].nearest or "yarn" if found.pairs or _has_rotary(model) else "learned"
+    raise UnsupportedCell(
+        f"{found.scheme!r} on {type(model).__name__} works inside attention, where {runtime} cannot follow: only "
+        f"hf_posenc computes it. The nearest scheme that {runtime} can serve is {nearest!r}: patch the original model "
+        f"with it (hf-posenc patch MODEL OUT {nearest}), and export that."
+    )
