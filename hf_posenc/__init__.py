@@ -4,10 +4,12 @@ from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from .checkpoints.save_load import load, merge, save
 from .errors import PosencError, UnsupportedCell, UnsupportedModel
 from .families import Family, register_family
-from .patching.describe import Description, check_model, describe
+from .patching.checks import check_model
+from .patching.describe import Description, describe
 from .patching.growth import new_rows
 from .patching.lengths import reach, trained_length
-from .patching.patch import is_patched, patch_model, set_rendering, unpatch_model
+from .patching.live import is_patched
+from .patching.patch import patch_model, set_rendering, unpatch_model
 from .schemes import SCHEMES, Scheme, register_scheme
 
 __version__ = "0.1.0"

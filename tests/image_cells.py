@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from hf_posenc import patch_model
-from hf_posenc.families import image_places
+from hf_posenc.families import places
 
 SIDE, PATCH = 32, 8
 """Pixels a side of the images that every tiny model is "trained" on, and of its patches."""
@@ -83,7 +83,7 @@ def pixels(batch=2, height=SIDE, width=SIDE, seed=1):
 
 
 def tower(model):
-    return image_places(model).root
+    return places(model).stacks[0].root
 
 
 @torch.no_grad()

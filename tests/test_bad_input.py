@@ -26,7 +26,7 @@ from hf_posenc import (
     patch_model,
     unpatch_model,
 )
-from hf_posenc.core.effects import FollowingRotation
+from hf_posenc.core.effects import CoordinateRotation, FollowingRotation
 from hf_posenc.families import FAMILIES
 from hf_posenc.patching.edits import Hook, Swap
 from hf_posenc.patching.grades import sample_geometry
@@ -571,7 +571,9 @@ def works(scheme: Scheme) -> None:
             continue
         assert target >= geometry.trained_length or scheme.trained_length
         if effect.rotation is not None:
-            assert all(math.isfinite(f) for f in effect.rotation.inv_freq)
+            by_axes = isinstance(effect.rotation, CoordinateRotation)
+            pairs = effect.rotation.posenc_frequencies.flatten().tolist() if by_axes else effect.rotation.inv_freq
+            assert all(math.isfinite(f) for f in pairs)
             assert math.isfinite(effect.rotation.attention_scaling)
 
 

@@ -449,7 +449,7 @@ def test_a_table_with_other_rows_than_the_config_promises():
 def test_tampered_sinusoids():
     model = patched("gpt2", "sinusoidal")
     with torch.no_grad():
-        model.base_model.wpe.inv_freq *= 1.5
+        model.base_model.wpe.posenc_frequencies *= 1.5
     unhealthy(model, "table")
 
 

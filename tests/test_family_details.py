@@ -240,7 +240,7 @@ def test_the_layout_is_seen_by_watching(model_type, layout, unturned):
     model = tiny_model(model_type)
     if unturned:
         assert [i for i, turned in enumerate(model.config.no_rope_layers) if not turned] == list(unturned)
-    (group,) = places(model).groups()
+    (group,) = places(model).groups
     assert watched_layout(group) == (layout, unturned)
 
 
@@ -256,7 +256,7 @@ def test_watching_leaves_no_trace(raising, mode):
     model.train(mode != "eval")
     if mode == "mixed":
         model.model.layers[0].eval()
-    (group,) = places(model).groups()
+    (group,) = places(model).groups
     names = []
 
     def fail(module, args):

@@ -9,9 +9,9 @@ from image_cells import FAMILIES, PATCH, SPECIAL, patched_images, pixels, states
 from torch.nn.functional import interpolate
 
 from hf_posenc import SCHEMES, patch_model
-from hf_posenc.core.axes import coordinates
-from hf_posenc.families import image_places
-from hf_posenc.runtime.grids import GridLink, resized
+from hf_posenc.core.axes import grid_coordinates
+from hf_posenc.families import places
+from hf_posenc.runtime.grids import GridLink, resize_table
 from hf_posenc.schemes.axial_rope import AxialRotation, axial_frequencies, mixed_frequencies
 from hf_posenc.schemes.sinusoidal import axis_sinusoids
 
@@ -50,7 +50,7 @@ def complex_scores(layer, hidden, rows, columns, theta):
 def test_axial_rope_is_complex_rotation_on_each_axis(family, size):
     """Also on rectangles, and with classes and registers, which are not turned."""
     model = patch_model(tiny_images(family, attn_implementation="eager"), "axial_rope", rope_theta=50.0)
-    layer, seen = image_places(model).attentions[1], []
+    layer, seen = places(model).stacks[0].attentions[1], []
     layer.register_forward_hook(
         lambda module, args, kwargs, output: seen.append((args, kwargs, output)), with_kwargs=True
     )
@@ -76,12 +76,12 @@ def test_scores_depend_on_the_offset_between_patches_alone(name, rotation):
     link.root.posenc_rotation = rotation
     one = torch.randn(2, 1, 3, 1, 8, generator=torch.Generator().manual_seed(0))
     query, key = (part.expand(-1, -1, special + rows * columns, -1) for part in one)
-    turned_query, turned_key = link.turn(query, key, (rows, columns))
+    turned_query, turned_key = link.rotate(query, key, (rows, columns))
     assert torch.equal(turned_query[:, :, :special], query[:, :, :special])  # tokens that are no patches
     assert torch.equal(turned_key[:, :, :special], key[:, :, :special])
     scores = (turned_query @ turned_key.mT)[0, :, special:, special:].detach()
     by_offset = {}
-    at = coordinates(rows, columns).long().tolist()
+    at = grid_coordinates((rows, columns)).long().tolist()
     for i, (x, y) in enumerate(at):
         for j, (u, v) in enumerate(at):
             by_offset.setdefault((u - x, v - y), []).append(scores[:, i, j])
@@ -132,12 +132,12 @@ def test_sinusoids_in_two_dimensions_are_the_table_of_the_formula(family, layout
     """Put by hand into a model's own table; the class tokens get nothing."""
     ours = patch_model(tiny_images(family), "sinusoidal", layout=layout, base=30.0)
     plain = patch_model(tiny_images(family), "learned")
-    where = image_places(plain)
-    native = where.table.module
+    stack = places(plain).stacks[0]
+    native = stack.table.module
     with torch.no_grad():
         rows = native.weight if isinstance(native, torch.nn.Embedding) else native[0]
         rows.zero_()
-        rows[where.family.special :] = formula(4, 4, 32, 30.0, layout)
+        rows[stack.offset :] = formula(4, 4, 32, 30.0, layout)
     close(states(ours, pixels()), states(plain, pixels()))
 
 
@@ -235,7 +235,7 @@ def test_beit_keeps_its_table_and_loses_its_bias():
 @pytest.mark.parametrize("antialias", [False, True])
 def test_resizing_is_bicubic_with_the_class_apart(antialias):
     table = torch.randn(1 + 16, 6, generator=torch.Generator().manual_seed(0))
-    found = resized(table, 1, 7, antialias)
+    found = resize_table(table, 1, 7, antialias)
     assert torch.equal(found[:1], table[:1])
     square = table[1:].reshape(4, 4, 6).permute(2, 0, 1)[None]
     expected = interpolate(square, size=(7, 7), mode="bicubic", align_corners=False, antialias=antialias)
@@ -245,7 +245,7 @@ def test_resizing_is_bicubic_with_the_class_apart(antialias):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_resizing_to_the_same_grid_is_the_identity(family):
     table = torch.randn(2 + 25, 6)
-    assert torch.equal(resized(table, 2, 5), table)
+    assert torch.equal(resize_table(table, 2, 5), table)
     model = patch_model(tiny_images(family), "learned", image_size=32)
     own = patch_model(tiny_images(family), "learned")
     assert torch.equal(states(model, pixels()), states(own, pixels()))

@@ -27,7 +27,6 @@ from test_laws import anatomy, assert_same_model
 from hf_posenc import (
     SCHEMES,
     PosencError,
-    Scheme,
     UnsupportedCell,
     UnsupportedModel,
     check_model,
@@ -37,7 +36,9 @@ from hf_posenc import (
     set_rendering,
     unpatch_model,
 )
-from hf_posenc.families import image_places
+from hf_posenc.families import places
+from hf_posenc.families.base import FAMILIES as ALL_FAMILIES
+from hf_posenc.patching.grades import sample_geometry
 from hf_posenc.runtime.grids import GridReader
 
 every_cell = pytest.mark.parametrize(("name", "family"), CELLS)
@@ -284,17 +285,25 @@ def unhook(module):
 
 
 DAMAGE = {
-    "layers": ("axial_rope", lambda where: unhook(where.attentions[1]), "lost their hook"),
-    "model": ("axial_rope", lambda where: unhook(where.root), "tells its layers"),
-    "embeddings": ("axial_rope", lambda where: unhook(where.embeddings), "any size"),
-    "reader": ("sinusoidal", lambda where: delattr(where.embeddings, "interpolate_pos_encoding"), "own table again"),
-    "table": ("fourier", lambda where: delattr(where.root, "posenc_table"), "lost its 'posenc_table'"),
-    "rotation": ("axial_rope", lambda where: where.root.posenc_rotation.posenc_frequencies.mul_(2), "scheme means"),
+    "layers": ("axial_rope", lambda where: unhook(where.stacks[0].attentions[1]), "lost their hook"),
+    "model": ("axial_rope", lambda where: unhook(where.stacks[0].root), "tells its layers"),
+    "embeddings": ("axial_rope", lambda where: unhook(where.stacks[0].embeddings), "any size"),
+    "reader": (
+        "sinusoidal",
+        lambda where: delattr(where.stacks[0].embeddings, "interpolate_pos_encoding"),
+        "own table again",
+    ),
+    "table": ("fourier", lambda where: delattr(where.stacks[0].root, "posenc_table"), "lost its 'posenc_table'"),
+    "rotation": (
+        "axial_rope",
+        lambda where: where.stacks[0].root.posenc_rotation.posenc_frequencies.mul_(2),
+        "scheme means",
+    ),
     "size": ("none", lambda where: setattr(where.config, "image_size", 64), "image_size is 64"),
-    "rows": ("learned", lambda where: setattr(where.embeddings, "position_embeddings", None), "promises 37"),
+    "rows": ("learned", lambda where: setattr(where.stacks[0].embeddings, "position_embeddings", None), "promises 37"),
     "bias": (
         "none",
-        lambda where: setattr(where.root, "shared_position_bias", torch.nn.Linear(1, 1)),
+        lambda where: setattr(where.stacks[0].root, "shared_position_bias", torch.nn.Linear(1, 1)),
         "biases are back",
     ),
     "record": ("none", lambda where: delattr(where.model.config, "posenc"), "lost the 'posenc' record"),
@@ -306,21 +315,21 @@ def test_check_model_sees_what_is_broken(damage):
     name, break_it, message = DAMAGE[damage]
     model = patched_images(name, "beit")
     check_model(model)
-    break_it(image_places(model))
+    break_it(places(model))
     with pytest.raises(PosencError, match=message):
         check_model(model)
 
 
 # --- what is refused ---
 
-FOR_IMAGES = sorted(name for name, cls in SCHEMES.items() if cls.on_images is not Scheme.on_images)
+FOR_IMAGES = sorted(name for name, cls in SCHEMES.items() if 2 in cls.axes)
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name not in FOR_IMAGES])
 def test_schemes_for_text_are_refused(name):
     model, made = tiny_images("vit"), SCHEMES[name](**options_of(name))
     with pytest.raises(UnsupportedCell, match=f"reads images.*{', '.join(FOR_IMAGES)}"):
-        made.on_images(None)
+        made.effect_on(sample_geometry(ALL_FAMILIES["vit"]))
     with pytest.raises(PosencError, match="reads images"):
         patch_model(model, made)
     assert_same_model(model, tiny_images("vit"))

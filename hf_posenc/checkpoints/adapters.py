@@ -11,9 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from ..errors import PosencError
-from ..families import image_places, places
-from ..patching.describe import record_of
-from ..patching.patch import is_patched
+from ..patching.live import is_patched, record_of
 from ..patching.records import Record
 from ..patching.sidecar import FILE
 from .files import find, read_json
@@ -57,7 +55,7 @@ def load_adapter(
 
 
 def refuse_other_positions(model: PreTrainedModel, record: Record | None, path: str) -> None:
-    live = record_of(image_places(model) or places(model)) if is_patched(model) else None
+    live = record_of(model) if is_patched(model) else None
     if record is None:
         if live is not None:
             warnings.warn(

@@ -15,21 +15,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import PosencError, suggestion
-from ..families import Places, Stack, image_family, image_places, places
+from ..errors import PosencError
+from ..families import Places, Stack, family_of, places
 from ..patching.describe import Description, describe
-from ..patching.image_checks import ImageDescription
-from ..patching.measure import measure, own_length
-from ..patching.patch import EXISTING
+from ..patching.measure import measure
+from ..patching.patch import refuse_existing
 from ..patching.plan import plan
-from ..patching.plan_images import plan_images
 from ..patching.records import Record
+from ..patching.rope_config import rotary_from
 from ..patching.sidecar import FILE
-from ..runtime.rotary import built
+from ..patching.sizes import own_length
 from ..schemes import Scheme, scheme_from
 from .embedders import copy_modules
 from .files import find, read_json
-from .restore import refuse_other_geometry, refuse_other_images, restore
+from .restore import refuse_other_geometry, restore
 from .save_load import INDEX, WEIGHTS, model_class_of, reset_length, unpatched_config, weight_files
 from .staging import staged
 
@@ -42,22 +41,22 @@ def patch_checkpoint(
     existing: str | None = None,
     layer_types: Sequence[str] | str | None = None,
     **options: Any,
-) -> Description | ImageDescription:
+) -> Description:
     """Write a patched copy of the checkpoint in directory `source`, and tell what it does.
 
     Where the scheme lives in the config no weights are read; else only the shard that holds the position table is
     in memory, and the rest is copied file by file. Tokenizer files come along with their length updated.
     """
-    chosen = scheme_from(scheme, options)
-    if existing is not None and existing not in EXISTING:
-        raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
+    asked = scheme_from(scheme, options)
+    refuse_existing(existing)
     origin = os.fspath(source)
     if not os.path.isdir(origin):
         raise PosencError(f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk.")
     raw = _config_of(origin)
-    if image_family(str(raw.get("model_type"))) is not None:
+    family = family_of(raw.get("model_type"))
+    if family is not None and len(family.axes) > 1:
         raise PosencError(
-            f"{origin} is a model of images, which are not patched on disk: load it, patch_model it, and save it with "
+            f"{origin} is a vision model, which are not patched on disk: load it, patch_model it, and save it with "
             "hf_posenc.save."
         )
     model, where = _skeleton(raw)
@@ -68,27 +67,25 @@ def patch_checkpoint(
     for stack, key in keys:
         with safe_open(files[key], framework="pt") as stored:
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
-    journal = plan(where, chosen, measure(where, chosen, existing, layer_types))
-    journal.apply()
+    plan(where, asked, measure(where, asked, existing, layer_types)).apply()
     tensors = _own_parameters(model, files)
     for stack, key in keys:
-        tensors[key] = stack.table.module.state_dict()["weight"]  # type: ignore[union-attr]
+        table: Any = getattr(stack.table.owner, stack.table.name)  # type: ignore[union-attr]
+        tensors[key] = table.state_dict()["weight"]
     with staged(target) as folder:
         _copy_small_files(Path(origin), folder, own_length(where))
-        copy_modules(Path(origin), folder, _told(chosen, where))
+        copy_modules(Path(origin), folder, _length_given(asked, where))
         where.model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
     return describe(model)
 
 
-def _told(scheme: Scheme, where: Places) -> int | None:
+def _length_given(scheme: Scheme, where: Places) -> int | None:
     """The length that a scheme was told to reach, if it was."""
     return own_length(where) if scheme.target_length is not None or scheme.factor is not None else None
 
 
-def describe_checkpoint(
-    path: str | os.PathLike[str], **hub: Any
-) -> tuple[Description | ImageDescription, dict[str, Any] | None]:
+def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Description, dict[str, Any] | None]:
     """What the model at `path` would do, without its weights; and, for an adapter, the adapter's own config."""
     where = os.fspath(path)
     adapter = find(where, "adapter_config.json", hub)
@@ -106,22 +103,14 @@ def describe_checkpoint(
         )
     if record is None or "posenc" in raw:
         return describe(_described(raw)), settings
-    if image_family(str(raw.get("model_type"))) is not None:
-        model = _hollow(raw)
-        images = image_places(model)
-        assert images is not None
-        refuse_other_images(images, record)
-        plan_images(images, record.scheme, record.geometry).apply()
-        return describe(model), settings
-    model, places_ = _skeleton(raw)
-    refuse_other_geometry(places_, record)
-    plan(places_, record.scheme, record.geometries).apply()
+    model, skeleton = _skeleton(raw)
+    refuse_other_geometry(skeleton, record)
+    plan(skeleton, record.scheme, record.geometries).apply()
     return describe(model), settings
 
 
 def _described(raw: dict[str, Any]) -> PreTrainedModel:
-    images = image_family(str(raw.get("model_type"))) is not None
-    model = _hollow(raw) if images else _skeleton(raw)[0]
+    model, _ = _skeleton(raw)
     if "posenc" in raw:
         restore(model, Record.from_dict(raw["posenc"]), raw)
     return model
@@ -136,22 +125,6 @@ def _config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
 
 def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     """The model of a config, before any patch, with shapes but without weights."""
-    model = _hollow(raw)
-    where = places(model)
-    dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
-    for stack in where.stacks:
-        for site in stack.rotaries:  # frequencies are not weights: they come from the config
-            setattr(site.owner, site.name, built(site.module, stack.config))
-        embedding = stack.root.get_input_embeddings()
-        embedding.weight = nn.Parameter(torch.empty(0, embedding.embedding_dim, dtype=dtype))
-        if stack.table is not None:
-            table = stack.table.module
-            table.weight = nn.Parameter(torch.empty(table.weight.shape, dtype=dtype))
-    return model, where
-
-
-def _hollow(raw: dict[str, Any]) -> PreTrainedModel:
-    """As `_skeleton`, with nothing in memory at all."""
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
     config, _ = unpatched_config(raw, record)
     cls = model_class_of(raw, None)
@@ -159,7 +132,17 @@ def _hollow(raw: dict[str, Any]) -> PreTrainedModel:
         model: PreTrainedModel = cls(config)
     if record is not None:
         reset_length(model.config, record)
-    return model
+    where = places(model)
+    dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
+    for stack in where.stacks:
+        for site in stack.rotaries:  # frequencies are not weights: they come from the config
+            setattr(site.owner, site.name, rotary_from(stack.config, site.module))
+        # Whatever a patch makes is made like these.
+        stack.weight.weight = nn.Parameter(torch.empty(0, *stack.weight.weight.shape[1:], dtype=dtype))
+        if stack.table is not None and isinstance(stack.table.module, nn.Embedding):
+            table = stack.table.module
+            table.weight = nn.Parameter(torch.empty(table.weight.shape, dtype=dtype))
+    return model, places(model)
 
 
 def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]:

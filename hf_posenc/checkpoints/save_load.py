@@ -14,16 +14,15 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTra
 from transformers.models.auto import modeling_auto
 
 from ..errors import PosencError
-from ..families import FAMILIES, Family, image_places, places
+from ..families import Family, family_of, places
 from ..models import model_path
-from ..patching.describe import check_model
+from ..patching.checks import check_model
 from ..patching.embedders import inner_model
-from ..patching.grades import is_sealed
-from ..patching.measure import own_length
-from ..patching.patch import is_patched, refuse_unpatchable
-from ..patching.plan_images import stored_side
-from ..patching.records import Record, text_section, vision_section
+from ..patching.live import is_patched
+from ..patching.patch import refuse_unpatchable
+from ..patching.records import Record, section_of
 from ..patching.sidecar import write_record
+from ..patching.sizes import own_length, stored_size
 from ..runtime.positions import SEAL
 from ..runtime.rotary import hushed
 from .adapters import load_adapter
@@ -78,6 +77,18 @@ def load(
     `path` is a directory or a hub name, of a model, of a SentenceTransformer or of a PEFT adapter (then `base` may
     name another place of its base model, or be that model, patched alike). `model_class` is a transformers class other
     than the one that was saved, without a SentenceTransformer around it. `kwargs` go to `from_pretrained`.
+
+    What happens to a patched checkpoint, in order:
+
+    1. `records`: the `posenc` record in config.json is read, strictly.
+    2. `unpatched_config`: a config is made that says what the model was before its patch, but for the size of a table,
+       which is that in the file.
+    3. `from_pretrained`: the original model is built, and its weights are loaded, every one accounted for.
+    4. `reset_length`: its config says the original size as well.
+    5. `restore`: the record is compared with the model, the patch is planned anew from it and compared with what
+       config.json says to those who cannot read the record, then applied.
+    6. `_load_parameters`: what the scheme itself brought is loaded from the same files.
+    7. `check_model`: the live model does what its config says.
     """
     where = model_path(os.fspath(path))
     hub = {key: kwargs[key] for key in HUB if key in kwargs}
@@ -158,60 +169,52 @@ def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) 
     values = PreTrainedConfig._decode_special_floats(copy.deepcopy(raw))  # infinity, as transformers writes it
     for key in ("posenc", "attn_implementation", "auto_map"):
         values.pop(key, None)
-    kind = values.pop("model_type", None)
+    kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise PosencError(f"config.json names the model type {kind!r}, which this transformers does not know.")
-    cls = CONFIG_MAPPING[kind]
-    images = record is not None and bool(record.geometry.grid)
-    if record is not None and images:
-        _put_stored_size(vision_section(values, kind), record, kwargs)
-    elif record is not None:
-        _put_back(text_section(values), cls, record, kwargs)
+    cls, family = CONFIG_MAPPING[kind], family_of(kind)
+    if record is not None:
+        _put_back(section_of(values), cls, family, record, kwargs)
+    del values["model_type"]
     try:
         config, rest = cls.from_dict(values, return_unused_kwargs=True, **kwargs)
     except Exception as error:  # whatever a hand-edited config makes transformers stumble over
         raise PosencError(f"config.json does not make a {kind!r} config: {error}") from None
-    family = next((f for f in FAMILIES.values() if kind in f.model_types), None)
-    if record is not None and not images and family is not None and family.table:
-        setattr(config, family.length, _stored_length(family, config, record))
+    if record is not None and family is not None and family.table:
+        part, effects = _positions_part(config, family), list(record.effects().values())
+        size = stored_size(family, part, effects, record.geometry, record.scheme.span(record.geometry))
+        if size is not None:
+            setattr(part, family.length, size)
     return config, rest
 
 
-def _put_back(section: dict[str, Any], cls: Any, record: Record, kwargs: dict[str, Any]) -> None:
-    """Write the values that a patch replaced into the section of a config that they were in."""
+def _positions_part(config: Any, family: Family | None) -> Any:
+    """The config that speaks of positions: the whole, or that of the text or vision part."""
+    return getattr(config, family.part[1]) if family is not None and family.part else config.get_text_config()
+
+
+def _put_back(
+    section: dict[str, Any], cls: Any, family: Family | None, record: Record, kwargs: dict[str, Any]
+) -> None:
+    """Write the values that a patch replaced into the section of a config that they were in.
+
+    But for those by which the weights are built, where the file says what there are.
+    """
     own = {key: cls.attribute_map.get(key, key) for key in record.original}
     given = sorted({*own, *own.values(), "rope_parameters", "rope_scaling"} & set(kwargs))
     if given:
         raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
     if "rope_parameters" in section and "rope_parameters" not in record.original:
         raise PosencError("The original of the posenc record lacks rope_parameters: it is damaged.")
+    built = (*family.flags, family.length) if family is not None and len(family.axes) > 1 else ()
     for key, value in record.original.items():
-        section[own[key]] = copy.deepcopy(value)
-
-
-def _put_stored_size(section: dict[str, Any], record: Record, kwargs: dict[str, Any]) -> None:
-    """Let the section of a config that speaks of images say what the weights in a checkpoint were made for."""
-    given = sorted(set(record.original) & set(kwargs))
-    if given:
-        raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
-    if record.scheme.on_images(record.geometry).sealed:
-        height, width = (stored_side(record.geometry) * side for side in record.geometry.patch)
-        section["image_size"] = height if height == width else [height, width]
-
-
-def _stored_length(family: Family, config: Any, record: Record) -> int:
-    """What the weights in a checkpoint were made for: a sealed table has one row, another one as many as promised."""
-    effects = record.effects().values()
-    sealed = any(is_sealed(effect, family) for effect in effects)
-    rows = record.scheme.span(record.geometry).target + sealed
-    if sealed and all(effect.table is None for effect in effects):
-        rows = 1
-    return rows + (family.offset(config) if family.counted else 0)
+        if key not in built:
+            section[own[key]] = copy.deepcopy(value)
 
 
 def reset_length(config: Any, record: Record) -> None:
     """Let the config of a model just loaded say what it said before the patch."""
-    part = getattr(config, "vision_config", config) if record.geometry.grid else config.get_text_config()
+    part = _positions_part(config, family_of(config.model_type))
     for key, value in record.original.items():
         if key != "rope_parameters":
             setattr(part, key, copy.deepcopy(value))
@@ -304,7 +307,7 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
     if not hasattr(adapted, "merge_and_unload"):
         raise PosencError(f"{adapter} holds no adapter to merge.")
     model: PreTrainedModel = adapted.merge_and_unload()
-    if not getattr(model.config, "tie_word_embeddings", True):  # models of images have nothing to tie
+    if not getattr(model.config, "tie_word_embeddings", True):  # vision models have nothing to tie
         # PEFT unties a model whose embeddings were trained: what still shares memory would be saved once only.
         seen: set[int] = set()
         for name, parameter in list(model.named_parameters(remove_duplicate=False)):
@@ -315,8 +318,7 @@ def merge(adapter: str | os.PathLike[str], out: str | os.PathLike[str], **kwargs
     save(model, out)
     tokenizer = tokenizer_of(os.fspath(adapter), adapted.peft_config["default"].base_model_name_or_path)
     if tokenizer is not None:
-        if image_places(model) is None:
-            tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
+        tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
         tokenizer.save_pretrained(out)
     return model
 

@@ -26,9 +26,8 @@ from ..evaluation.runs.options import TASKS, Options
 from ..evaluation.runs.outputs import refuse_outputs, write
 from ..evaluation.runs.results import Results, fingerprint
 from ..evaluation.runs.standings import Standing, standings
-from ..patching.describe import bare
 from ..patching.lengths import trained_length
-from ..patching.patch import is_patched
+from ..patching.live import bare, is_patched
 from ..runtime.rotary import hushed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -17,12 +17,11 @@ from rich.table import Table
 from ..checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from ..checkpoints.save_load import merge as merge_adapter
 from ..errors import PosencError
-from ..families import FAMILIES, IMAGE_FAMILIES
+from ..families import FAMILIES
 from ..families.verified import summary
 from ..families.verified import verified as found_families
 from ..patching.describe import Description
 from ..patching.grades import KINDS, MEANING, cells, serving_advice
-from ..patching.image_checks import ImageDescription
 from ..schemes import SCHEMES
 from .evaluation import COMMANDS
 
@@ -75,11 +74,8 @@ def families(
         return show_verified()
     table = Table("family", "own positions", "model types", box=None)
     for family in FAMILIES.values():
-        table.add_row(
-            family.name, family.positions, ", ".join(family.model_types) or "every other that follows the conventions"
-        )
-    for images in IMAGE_FAMILIES.values():
-        table.add_row(images.name, f"{images.positions}, of images", ", ".join((*images.model_types, *images.wholes)))
+        types = ", ".join(family.model_types) or "every other that follows the conventions"
+        table.add_row(family.name, family.positions + (", of images" if len(family.axes) > 1 else ""), types)
     Console().print(table)
 
 
@@ -112,9 +108,9 @@ def parsed_options(given: list[str]) -> dict[str, Any]:
     return options
 
 
-def show(description: Description | ImageDescription) -> None:
+def show(description: Description) -> None:
     print(description)
-    if isinstance(description, Description):  # of those that serve images nothing is known
+    if description.image_size is None:  # of those that serve images nothing is known
         print(f"{'other runtimes':<22}{serving_advice(description.scheme, description.portability)}")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import PosencError
 from .patterns import Pattern
+from .precision import Fp32Buffers
 from .tables import LearnedTable
 
 
@@ -34,11 +35,16 @@ class Geometry:
     unturned: tuple[int, ...] = ()
     """Layers, by their place in the group, that the model does not rotate."""
     grid: tuple[int, ...] = ()
-    """Rows and columns of patches in the images of the config's size; empty on models of text."""
+    """Rows and columns of patches in images of the config's size; empty on text models."""
     patch: tuple[int, ...] = ()
     """Height and width of a patch, in pixels."""
     layers: int = 0
-    """How many layers attend, on models of images."""
+    """How many layers attend, on vision models."""
+
+    @property
+    def axes(self) -> int:
+        """How many numbers say where a token stands."""
+        return len(self.grid) or 1
 
 
 @dataclass(frozen=True)
@@ -51,17 +57,24 @@ class Span:
 
 
 class TableSource(Protocol):
-    """A vector per position, added to the input."""
+    """A vector per place, added to the input."""
 
     @property
     def reads_native(self) -> bool:
         """Whether it is made from the family's own table."""
 
     def module(self, native: nn.Embedding | None, like: Tensor) -> Any:
-        """The module that maps position ids to vectors; `native` is the family's own table, if it has one."""
+        """The module that gives the vectors; `native` is the family's own table, if that is to be replaced.
+
+        A text model calls it with position ids. Where there are several axes, its `vectors` are asked for those of
+        coordinates, (..., axes).
+        """
 
     def restored(self, native: nn.Embedding | None, like: Tensor) -> Any:
         """The same, where `native` has been loaded from a checkpoint of the patched model."""
+
+    def new_rows(self, has_native: bool) -> Tensor | None:
+        """Which rows of a table that it makes are new, not taken over from the family's own; None if it makes none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +83,8 @@ class Rotation:
 
     inv_freq: tuple[float, ...]
     attention_scaling: float = 1.0
-    parameters: Mapping[str, Any] | None = None
-    """The same rotation in the words of `config.rope_parameters`, where transformers has words for it."""
+    rope_parameters: Mapping[str, Any] | None = None
+    """The same rotation as `config.rope_parameters`, where transformers has a `rope_type` for it."""
 
     @property
     def follows_length(self) -> bool:
@@ -119,12 +132,26 @@ class LateRotation(Rotation):
         return True
 
 
+class CoordinateRotation(Fp32Buffers):
+    """A rotation of q and k by coordinates of several axes. A module, since its frequencies may be trained."""
+
+    attention_scaling = 1.0
+    rope_parameters = None
+    follows_length = False
+
+    def forward(self, layer: int, coordinates: Tensor) -> Tensor:
+        """The angles of places, (places, axes) -> (heads or 1, places, pairs), in fp32."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class OwnTable:
     """The family's own table as it is; nothing on families that have none."""
 
     reads_native: bool = True
-    only_native: bool = True
+
+    def new_rows(self, has_native: bool) -> None:
+        return None
 
     def module(self, native: nn.Embedding | None, like: Tensor) -> Any:
         assert native is not None
@@ -134,12 +161,22 @@ class OwnTable:
     restored = module
 
 
+@dataclass(frozen=True)
+class OwnGrid:
+    """The family's own vector per patch, resized as its own code would to images of another size; or new ones."""
+
+    image_size: int | None
+    """In pixels, of both sides; None for the model's own."""
+    seed: int = 0
+    reads_native: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Effect:
     """What a scheme contributes to each site. What it leaves out is neutralised."""
 
-    table: TableSource | None = None
-    rotation: Rotation | None = None
+    table: TableSource | OwnGrid | None = None
+    rotation: Rotation | CoordinateRotation | None = None
     bias: nn.Module | None = None
     """`bias(query_positions, key_positions)` -> (batch, heads, queries, keys), in fp32; `by_distance(key - query)`
     -> (heads, distances); `key_slopes`: per head, if behind a causal mask it is slope * key position, else None."""
@@ -147,32 +184,6 @@ class Effect:
     """Which keys are seen, and at what distances; None for all, at their own."""
     forgets: bool = False
     """Whether keys that can never be seen again leave the cache."""
-
-
-@dataclass(frozen=True)
-class OwnGrid:
-    """A trainable vector per patch: the model's own ones, resized to a grid of another size, or new ones."""
-
-    image_size: int | None
-    """In pixels, of both sides; None for the model's own."""
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageEffect:
-    """What a scheme contributes to each site of a model of images. What it leaves out is neutralised."""
-
-    table: nn.Module | None = None
-    """`table(rows, columns)` -> (patches, hidden size), in fp32, added to the input."""
-    own: OwnGrid | None = None
-    """Or the model's own table, which its own code reads."""
-    rotation: nn.Module | None = None
-    """`rotation(layer, rows, columns)` -> angles of the patches, (heads or 1, patches, pairs), in fp32."""
-
-    @property
-    def sealed(self) -> bool:
-        """Whether plain transformers cannot run this: it can read a table of one size, and resize it."""
-        return self.table is not None or self.rotation is not None
 
 
 def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:

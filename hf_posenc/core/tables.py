@@ -79,6 +79,8 @@ class ComputedTable(Seated, Fp32Buffers):
     """
 
     follows_dtype = ("anchor",)
+    axes = 1
+    """With several there are no numbers of rows to ask for: it is called with coordinates, (places, axes)."""
     anchor: Tensor
 
     def __init__(self, size: int, rows: int | None, like: Tensor):
@@ -87,8 +89,8 @@ class ComputedTable(Seated, Fp32Buffers):
         # Follows the model's dtype and device, and says which the vectors are wanted in.
         self.anchor = nn.Buffer(torch.empty(0, dtype=like.dtype, device=like.device), persistent=False)
 
-    def vectors(self, positions: Tensor) -> Tensor:
-        """The vectors of these positions, in fp32."""
+    def vectors(self, coordinates: Tensor) -> Tensor:
+        """The vectors of these places, (..., axes) -> (..., size), in fp32."""
         raise NotImplementedError
 
     def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
@@ -108,11 +110,13 @@ class ComputedTable(Seated, Fp32Buffers):
         rows = self.rows + self.offset + self.sealed
         positions = torch.arange(rows, device=self.anchor.device) - self.offset
         with torch.no_grad():
-            return self.vectors(positions).to(self.anchor.dtype)
+            return self.vectors(positions[:, None]).to(self.anchor.dtype)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.axes > 1:
+            return self.vectors(args[0])
         rows = self.asked(self.anchor.device, args, kwargs)
-        return self.vectors(rows - self.offset).to(self.anchor.dtype)
+        return self.vectors((rows - self.offset)[..., None]).to(self.anchor.dtype)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -130,8 +134,8 @@ class ComputedTable(Seated, Fp32Buffers):
 class ZeroTable(ComputedTable):
     """No contribution from the input's position."""
 
-    def vectors(self, positions: Tensor) -> Tensor:
-        return torch.zeros((*positions.shape, self.size), device=positions.device)
+    def vectors(self, coordinates: Tensor) -> Tensor:
+        return torch.zeros((*coordinates.shape[:-1], self.size), device=coordinates.device)
 
 
 class LearnedTable(Seated, nn.Embedding):

@@ -3,24 +3,10 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily, register_family
+from .base import FAMILIES, Family, family_of, register_family
 from .places import Group, Places, Stack, places
-from .towers import ImagePlaces, image_family, image_places
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = [
-    "FAMILIES",
-    "IMAGE_FAMILIES",
-    "Family",
-    "Group",
-    "ImageFamily",
-    "ImagePlaces",
-    "Places",
-    "Stack",
-    "image_family",
-    "image_places",
-    "places",
-    "register_family",
-]
+__all__ = ["FAMILIES", "Family", "Group", "Places", "Stack", "family_of", "places", "register_family"]

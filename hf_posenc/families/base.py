@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from ..errors import PosencError
 from ..registry import Origin, Plugins, Registry
 
-F = TypeVar("F", "Family", "ImageFamily")
-
 PLUGINS = Plugins("hf_posenc.families")
 FAMILIES: Registry[Family] = Registry("family", PLUGINS)
-IMAGE_FAMILIES: Registry[ImageFamily] = Registry("image family", PLUGINS)
 GENERIC = "rotary"
 """The family that serves whatever has what it looks for."""
 REFUSED: dict[str, str] = {}
@@ -30,6 +28,10 @@ def no_rows(config: Any) -> int:
     return 0
 
 
+def one_row(config: Any) -> int:
+    return 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Paths are from a stack; attention layers and rotary modules are found by what they do."""
@@ -39,61 +41,71 @@ class Family:
     """None for the generic family, which serves whatever has what it looks for."""
     positions: str
     """What the family's own positions are, in a word."""
+    axes: tuple[str, ...] = ("position",)
+    """The coordinates of a token, each by its name."""
+    part: tuple[str, str] | None = None
+    """For models that have other parts as well: where the one is that this is about (`vision_model`), and which
+    section of the config speaks of it (`vision_config`)."""
+    stacks: tuple[str, ...] = ("",)
+    """Paths of the stacks of layers from the base model (`model.base_model`) or the part of it above; those that a
+    model has not are passed over, so that a decoder alone is served as well as an encoder and a decoder."""
+    length: str = "max_position_embeddings"
+    """The config's name for how long a text may be, or how large an image is."""
+
     rotary: bool = False
     """Whether q and k are rotated, by modules that `config.rope_parameters` describes."""
-    stacks: tuple[str, ...] = ("",)
-    """Paths of the stacks of layers from the base model (`model.base_model`); those that a model has not are passed
-    over, so that a decoder alone is served as well as an encoder and a decoder."""
     table: str | None = None
-    """The position table, for families that have one."""
+    """The position table, for families that have one: an embedding or, on vision models, also a parameter."""
+    table_flag: str | None = None
+    """The config's name for whether there is a table; None where there always is."""
     offset: Callable[[Any], int] = no_rows
     """How many rows of the table stand before that of position 0, by the config."""
     counted: bool = False
     """Whether the length in the config counts those rows."""
     embeddings: str | None = None
-    """A module that takes positions or token types from buffers of fixed length, and must be given them instead."""
+    """A module that takes positions or token types from buffers of fixed length, and must be given them instead; on
+    vision models the one that reads the table."""
     makes_positions: bool = False
     """Whether that module counts positions by itself, and only needs token types."""
     switch: tuple[str, str] | None = None
     """A flag of the config, and the attribute of a stack that it sets, which put another kind of positions in place of
     the one above: a patch turns it off."""
-    length: str = "max_position_embeddings"
-    """The config's name for how long a text may be."""
     bias: str | None = None
     """The argument of an attention layer that brings the family's own position bias."""
     blank: Callable[[Any], Any] = staticmethod(lambda given: None)  # noqa: RUF009
     """What that argument is replaced by to bring none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageFamily:
-    """Models that read an image as rows and columns of patches, behind tokens that are no patches."""
-
-    name: str
-    model_types: tuple[str, ...]
-    wholes: tuple[str, ...] = ()
-    """Model types that hold such a model beside other parts, at `vision_model` and `config.vision_config`."""
-    positions: str = "table"
-    """What the family's own positions are, in a word."""
-    table: str = "position_embeddings"
-    """The position table in `embeddings`: a parameter, or an embedding."""
-    convolution: str = "patch_embeddings.projection"
-    """What cuts the image into patches, in `embeddings`."""
-    special: int = 1
-    """Tokens before the patches that have a row of the table."""
-    registers: str | None = None
-    """The config's name for how many more there are, which have none."""
-    antialias: bool = False
-    """Whether the family's own code does so when it resizes the table."""
     biases: tuple[str, ...] = ()
-    """Attributes, of any module, that hold a relative position bias."""
+    """Attributes, of any module, that hold a position bias which the family can be built without."""
     bias_flags: tuple[str, ...] = ()
     """What the config calls them."""
-    table_flag: str | None = None
-    """The config's name for whether there is a table; None where there always is."""
+
+    patches: str | None = None
+    """The convolution that cuts an image into patches, on vision models."""
+    registers: str | None = None
+    """The config's name for how many tokens stand before the patches that have no row of the table."""
+    antialias: bool = False
+    """Whether the family's own code does so when it resizes its table to an image."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What the config calls the positions that a model can be built with or without."""
+        return (*self.bias_flags, *filter(None, [self.table_flag]))
 
 
-def register_family(family: F) -> F:
+VisionFamily = partial(
+    Family,
+    positions="table",
+    axes=("x", "y"),
+    length="image_size",
+    table="embeddings.position_embeddings",
+    embeddings="embeddings",
+    patches="embeddings.patch_embeddings.projection",
+    offset=one_row,
+)
+"""A family that reads an image as rows and columns of patches, behind a class token that has a row of the table."""
+
+
+def register_family(family: Family) -> Family:
     """Make a family known to all that looks at models of its types.
 
     From outside this package: call this in a module that the entry points of your package name, group
@@ -103,33 +115,24 @@ def register_family(family: F) -> F:
     fault = _fault(family)
     if fault is not None:
         raise PosencError(f"{getattr(family, 'name', family)!r} cannot be registered as a family: {fault}.")
-    if isinstance(family, Family):
-        FAMILIES.add(family.name, family, module)
-    else:
-        IMAGE_FAMILIES.add(family.name, family, module)
-    return family
+    return FAMILIES.add(family.name, family, module)
 
 
 def _fault(family: Any) -> str | None:
     """Why something cannot be a family beside those that are."""
-    if not isinstance(family, (Family, ImageFamily)):
+    if not isinstance(family, Family):
         return f"a Family is wanted, got {type(family).__name__}"
     if isinstance(family.model_types, str):
         return f"model_types is a tuple, got the text {family.model_types!r}"
-    if not _kinds(family) and family.name != GENERIC:
+    if not family.model_types and family.name != GENERIC:
         return "model_types names none"
-    for kind in _kinds(family):
+    for kind in family.model_types:
         if kind in REFUSED:
             return f"models of type {kind!r} are refused: {REFUSED[kind]}"
-        others: list[Family | ImageFamily] = [*FAMILIES.registered().values(), *IMAGE_FAMILIES.registered().values()]
-        for other in others:
-            if other.name != family.name and kind in _kinds(other):
+        for other in FAMILIES.registered().values():
+            if other.name != family.name and kind in other.model_types:
                 return f"models of type {kind!r} are served by the family {other.name!r}"
     return None
-
-
-def _kinds(family: Family | ImageFamily) -> tuple[str, ...]:
-    return family.model_types if isinstance(family, Family) else (*family.model_types, *family.wholes)
 
 
 def _caller() -> str:
@@ -139,10 +142,24 @@ def _caller() -> str:
     return str(frame.f_back.f_back.f_globals["__name__"])
 
 
-def origin_of(family: Family | ImageFamily) -> Origin:
+def origin_of(family: Family) -> Origin:
     """Who registered a family."""
-    registry: Registry[Any] = FAMILIES if isinstance(family, Family) else IMAGE_FAMILIES
-    return registry.origin(family.name)
+    return FAMILIES.origin(family.name)
+
+
+def family_of(kind: Any) -> Family | None:
+    """The family that names a model type; None for one that is served, if at all, by what is found in it.
+
+    A package that promises to serve the type, and cannot be imported, is not passed over: that raises.
+    """
+    if isinstance(kind, str):
+        PLUGINS.load(kind)
+    known = FAMILIES.registered().values()
+    for families in (known, FAMILIES.values()):  # the second imports whatever packages offer
+        for family in families:
+            if kind in family.model_types:
+                return family
+    return None
 
 
 def refuse(reason: str, *model_types: str) -> None:

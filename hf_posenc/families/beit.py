@@ -1,9 +1,9 @@
 """BEiT: a relative bias per layer or one for all, a table, several of these, or none."""
 
-from .base import ImageFamily, register_family
+from .base import VisionFamily, register_family
 
 register_family(
-    ImageFamily(
+    VisionFamily(
         name="beit",
         model_types=("beit",),
         positions="bias or table",

@@ -1,23 +1,13 @@
 """The vision towers of CLIP and SigLIP, by themselves or in the whole model."""
 
-from .base import ImageFamily, register_family
+from functools import partial
 
-register_family(
-    ImageFamily(
-        name="clip_vision",
-        model_types=("clip_vision_model",),
-        wholes=("clip",),
-        table="position_embedding",
-        convolution="patch_embedding",
-    )
-)
-register_family(
-    ImageFamily(
-        name="siglip_vision",
-        model_types=("siglip_vision_model",),
-        wholes=("siglip",),
-        table="position_embedding",
-        convolution="patch_embedding",
-        special=0,
-    )
-)
+from .base import VisionFamily, no_rows, register_family
+
+Tower = partial(VisionFamily, table="embeddings.position_embedding", patches="embeddings.patch_embedding")
+WHOLE = ("vision_model", "vision_config")
+
+register_family(Tower(name="clip_vision", model_types=("clip_vision_model",)))
+register_family(Tower(name="clip", model_types=("clip",), part=WHOLE))
+register_family(Tower(name="siglip_vision", model_types=("siglip_vision_model",), offset=no_rows))
+register_family(Tower(name="siglip", model_types=("siglip",), part=WHOLE, offset=no_rows))

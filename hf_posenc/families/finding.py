@@ -18,19 +18,27 @@ FREQUENCIES = re.compile(r"(?:(?P<layer_type>\w+)_)?inv_freq")
 
 
 class Site(NamedTuple):
-    """A module and the place that it can be replaced at."""
+    """A module that was found in a model, and the place that it can be replaced at."""
 
     owner: Any
     name: str
+    module: Any
+    """None where there could be one and is not."""
 
-    @property
-    def module(self) -> Any:
-        return getattr(self.owner, self.name)
+
+class RotarySite(NamedTuple):
+    """A rotary module, and its frequency buffers by layer type; "" where all layers share one."""
+
+    owner: Any
+    name: str
+    module: Any
+    buffers: dict[str, str]
 
 
 def site_at(root: nn.Module, path: str) -> Site:
-    owner, _, name = path.rpartition(".")
-    return Site(root.get_submodule(owner), name)
+    path, _, name = path.rpartition(".")
+    owner = root.get_submodule(path)
+    return Site(owner, name, getattr(owner, name))
 
 
 def module_at(root: Any, path: str) -> Any:
@@ -66,13 +74,24 @@ def calls_interface(module: Any) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _names_used(cls)
 
 
-def rotates(module: Any) -> bool:
-    """Whether a module applies rotary angles to something in its forward."""
-    cls: Any = type(module)
+def held_in(root: nn.Module, names: tuple[str, ...]) -> list[Site]:
+    """The modules that any module holds under one of these names."""
+    held = ((owner, name, getattr(owner, name, None)) for owner in root.modules() for name in names)
+    return [Site(*site) for site in held if site[2] is not None]
+
+
+def rotating_modules(root: nn.Module) -> list[nn.Module]:
+    """The modules that apply rotary angles to something in their forward."""
+    found = ((type(module), module) for module in root.modules())
+    return [module for cls, module in found if _rotates(cls)]  # type: ignore[arg-type]
+
+
+@cache
+def _rotates(cls: Any) -> bool:
     return any(ROTATES.search(name) for name in _names_used(cls))
 
 
-def unwrapped(module: Any) -> Any:
+def own_rotary(module: Any) -> Any:
     """A family's own rotary module, also behind the wrapper of a patch."""
     return module.inner if getattr(type(module), "wraps_rotary", False) else module
 
@@ -80,23 +99,25 @@ def unwrapped(module: Any) -> Any:
 def frequency_buffers(module: Any) -> dict[str, str]:
     """The frequency buffers of a rotary module by layer type; "" where all layers share one."""
     found = {}
-    for name, _ in unwrapped(module).named_buffers(recurse=False):
+    for name, _ in own_rotary(module).named_buffers(recurse=False):
         match = FREQUENCIES.fullmatch(name)
         if match and not (match["layer_type"] or "").endswith("original"):
             found[match["layer_type"] or ""] = name
     return found
 
 
-def rotary_sites(root: nn.Module, kind: str) -> list[Site]:
+def rotary_sites(root: nn.Module, kind: str) -> list[RotarySite]:
     """The rotary modules that read `rope_parameters` of a config of this model type."""
     found, inner = [], set()
     for path, module in root.named_modules():
         config = getattr(module, "config", None)
-        if id(module) in inner or not frequency_buffers(module):
+        buffers = {} if id(module) in inner else frequency_buffers(module)
+        if not buffers:
             continue
-        inner.add(id(unwrapped(module)))
+        inner.add(id(own_rotary(module)))
         if getattr(config, "model_type", None) == kind and hasattr(config, "rope_parameters"):
-            found.append(site_at(root, path))
+            owner, _, name = path.rpartition(".")
+            found.append(RotarySite(root.get_submodule(owner), name, module, buffers))
     return found
 
 
@@ -118,7 +139,8 @@ def layers_with(root: nn.Module, argument: str) -> list[nn.Module]:
     return [m for path, m in found if not any(other.startswith(path + ".") for other, _ in found)]
 
 
-def layer_list(root: nn.Module, length: int) -> nn.ModuleList | None:
-    """The outermost list of as many modules as the config has layers."""
+def first_layer(root: nn.Module, length: int | None) -> nn.Module | None:
+    """The first of the outermost list of as many modules as the config has layers."""
     lists = (m for m in root.modules() if isinstance(m, nn.ModuleList) and len(m) == length)
-    return next(lists, None)
+    found = next(lists, None)
+    return found[0] if found else None

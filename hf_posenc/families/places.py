@@ -1,77 +1,69 @@
-"""Every place in one live model where positions enter."""
+"""Every place in one live model where positions enter, found once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModel
-from .base import FAMILIES, PLUGINS, REFUSED, Family
+from .base import FAMILIES, GENERIC, REFUSED, Family, family_of
 from .finding import (
+    RotarySite,
     Site,
     attention_layers,
-    frequency_buffers,
-    layer_list,
+    first_layer,
+    held_in,
     layers_with,
     module_at,
     rotary_sites,
-    rotates,
+    rotating_modules,
     site_at,
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Stack:
-    """Layers that run one after another: a decoder, or an encoder."""
+    """Layers that run one after another: a decoder, an encoder, or a vision tower."""
 
     family: Family
     name: str
     root: Any
     """The headless model, or its encoder or decoder."""
+    config: Any
+    """The config that speaks of its positions."""
+    weight: Any
+    """The module that turns the input into states, and has a weight: its device and dtype are those of the stack."""
     attentions: list[Any]
     """Self-attention behind transformers' attention interface."""
     crosses: list[nn.Module]
-    rotaries: list[Site]
+    rotaries: list[RotarySite]
     unreached: list[nn.Module]
     """Layers that rotate their input by themselves, out of reach of the attention interface."""
-
-    @property
-    def config(self) -> Any:
-        return self.root.config
-
-    @property
-    def table(self) -> Site | None:
-        return site_at(self.root, self.family.table) if self.family.table else None
-
-    @property
-    def embeddings(self) -> nn.Module | None:
-        return module_at(self.root, self.family.embeddings) if self.family.embeddings else None
-
-    @property
-    def biased(self) -> list[nn.Module]:
-        """The layers that take the family's own position bias."""
-        crosses = {id(cross) for cross in self.crosses}
-        layers = layers_with(self.root, self.family.bias) if self.family.bias else []
-        return [layer for layer in layers if id(layer) not in crosses]
-
-    @property
-    def first_layer(self) -> nn.Module | None:
-        layers = layer_list(self.root, self.config.num_hidden_layers)
-        return None if layers is None else layers[0]
-
-    @property
-    def causal(self) -> bool:
-        given = getattr(self.attentions[0], "is_causal", None) if self.attentions else None
-        if given is None:
-            given = getattr(self.config, "is_decoder", True)
-        return bool(given) and bool(getattr(self.config, "is_causal", True))
+    table: Site | None
+    offset: int
+    """How many rows of the table stand before that of position 0."""
+    embeddings: Any
+    """The module that reads the table, or None where nothing is to be known of it."""
+    biased: list[nn.Module]
+    """The layers that take the family's own position bias."""
+    biases: list[Site]
+    """The position biases that the model has been built with, and can do without."""
+    causal: bool = False
+    first_layer: nn.Module | None = None
+    """None where no list of as many layers as the config says was found, or looked for."""
+    patch: tuple[int, ...] = ()
+    """Height and width of a patch in pixels, on vision models."""
+    grid: tuple[int, ...] = ()
+    """Rows and columns of patches in images of the size that the config speaks of."""
+    special: int = 0
+    """Tokens of attention that stand before the patches, and have no coordinates."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Layers of a stack that share one set of angles: all of them, or those of one type."""
 
@@ -79,58 +71,26 @@ class Group:
     stack: Stack
     layer_type: str
     """As in `config.layer_types`; "" where the config makes no difference between layers."""
-
-    @property
-    def attentions(self) -> list[Any]:
-        if not self.layer_type:
-            return self.stack.attentions
-        types = self.stack.config.layer_types
-        return [a for a in self.stack.attentions if types[a.layer_idx] == self.layer_type]
-
-    def inv_freq(self) -> Any:
-        """The live frequencies; None on stacks without RoPE."""
-        for site in self.stack.rotaries:
-            names = frequency_buffers(site.module)
-            if self.layer_type in names:
-                return getattr(site.module, names[self.layer_type])
-        return None
+    attentions: list[Any]
+    inv_freq: Tensor | None
+    """The frequencies that were live when the places were found; None on stacks without RoPE."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Places:
     """Where positions enter one live model."""
 
     family: Family
     model: PreTrainedModel
+    base: Any
+    config: Any
+    """The config that speaks of positions: the model's own, or that of its text or vision part."""
     stacks: list[Stack]
-
-    @property
-    def base(self) -> Any:
-        return self.model.base_model
-
-    @property
-    def config(self) -> Any:
-        """The config that speaks of positions: the model's own, or that of its text part."""
-        return self.stacks[0].config
-
-    @property
-    def has_rotary(self) -> bool:
-        return any(stack.rotaries for stack in self.stacks)
-
-    @property
-    def has_table(self) -> bool:
-        return self.family.table is not None
-
-    @property
-    def has_bias(self) -> bool:
-        return self.family.bias is not None
-
-    def groups(self) -> Iterator[Group]:
-        """Every group of layers that has angles of its own, or could have."""
-        for stack in self.stacks:
-            types = sorted({t for site in stack.rotaries for t in frequency_buffers(site.module)}) or [""]
-            for layer_type in types:
-                yield Group("/".join(filter(None, (stack.name, layer_type))), stack, layer_type)
+    groups: list[Group]
+    """Every group of layers that has angles of its own, or could have."""
+    has_rotary: bool
+    has_table: bool
+    has_bias: bool
 
 
 def places(model: PreTrainedModel) -> Places:
@@ -138,12 +98,31 @@ def places(model: PreTrainedModel) -> Places:
     kind = model.config.model_type
     if kind in REFUSED:
         raise UnsupportedModel(f"Models of type {kind!r} cannot be patched: {REFUSED[kind]}.")
-    PLUGINS.load(kind)  # a package that promises to serve them, and fails, is not passed over
+    named, base = family_of(kind), model.base_model
     text = model.config.get_text_config()
-    sites = rotary_sites(model.base_model, text.model_type)
-    for family in FAMILIES.values():
-        if kind in family.model_types and (family.rotary or not sites):
-            return Places(family, model, _stacks(model, family))
+    sites = rotary_sites(base, text.model_type)
+    if named is not None and (named.rotary or not sites):
+        family, stacks = named, _named_stacks(model, base, named)
+    else:
+        _refuse_unknown(model, sites)
+        family, root = FAMILIES[GENERIC], _text_part(base, sites)
+        stacks = [_stack(family, "", root, text.model_type)]
+    return Places(
+        family=family,
+        model=model,
+        base=base,
+        config=stacks[0].config,
+        stacks=stacks,
+        groups=[group for stack in stacks for group in _groups(stack)],
+        has_rotary=any(stack.rotaries for stack in stacks),
+        has_table=family.table is not None,
+        has_bias=family.bias is not None,
+    )
+
+
+def _refuse_unknown(model: PreTrainedModel, sites: list[RotarySite]) -> None:
+    """Raise where the family for whatever rotates cannot serve a model either."""
+    kind = model.config.model_type
     if not sites:
         supported = "; ".join(f"{f.name}: {', '.join(f.model_types)}" for f in FAMILIES.values() if f.model_types)
         raise UnsupportedModel(
@@ -157,35 +136,100 @@ def places(model: PreTrainedModel) -> Places:
             "for unknown RoPE models knows one stack of layers. A family that names both is a few lines: "
             "docs/extending.md says how to add one."
         )
-    root = _text_part(model.base_model, sites)
-    return Places(FAMILIES["rotary"], model, [_stack(FAMILIES["rotary"], "", root, text.model_type)])
 
 
-def _text_part(base: Any, sites: list[Site]) -> Any:
+def _text_part(base: Any, sites: list[RotarySite]) -> Any:
     """The innermost model that holds all of these rotary modules."""
     wanted = {id(site.module) for site in sites}
     parts = [m for m in base.modules() if isinstance(m, PreTrainedModel)]
     return [base, *(p for p in parts if wanted <= {id(m) for m in p.modules()})][-1]
 
 
-def _stacks(model: PreTrainedModel, family: Family) -> list[Stack]:
-    kind, found = model.config.model_type, []
+def _named_stacks(model: PreTrainedModel, base: Any, family: Family) -> list[Stack]:
+    part = _need(base, family.part[0], family, model) if family.part else base
+    found = []
     for path in family.stacks:
-        root = module_at(model.base_model, path)
+        root = module_at(part, path)
         if root is not None:
-            for needed in filter(None, (family.table, family.embeddings)):
+            table = family.table if family.table_flag is None else None
+            for needed in filter(None, (family.embeddings, table, family.patches)):
                 _need(root, needed, family, model)
+            kind = root.config.model_type if family.part else model.config.model_type
             found.append(_stack(family, path, root, kind))
     if not found:
-        _need(model.base_model, family.stacks[-1], family, model)
+        _need(part, family.stacks[-1], family, model)
     return found
 
 
 def _stack(family: Family, name: str, root: Any, kind: str) -> Stack:
     own, crosses = attention_layers(root, kind)
     reached = {id(attention) for attention in own}
-    unreached = [m for m in root.modules() if rotates(m) and id(m) not in reached]
-    return Stack(family, name, root, own, crosses, rotary_sites(root, kind), unreached)
+    others = {id(cross) for cross in crosses}
+    biased = layers_with(root, family.bias) if family.bias else []
+    facts = _grid_facts(family, root) if family.patches else _text_facts(root, own)
+    return Stack(
+        family=family,
+        name=name,
+        root=root,
+        config=root.config,
+        attentions=own,
+        crosses=crosses,
+        rotaries=rotary_sites(root, kind),
+        unreached=[module for module in rotating_modules(root) if id(module) not in reached],
+        table=site_at(root, family.table) if family.table else None,
+        offset=family.offset(root.config) if family.table else 0,
+        embeddings=module_at(root, family.embeddings) if family.embeddings else None,
+        biased=[layer for layer in biased if id(layer) not in others],
+        biases=held_in(root, family.biases) if family.biases else [],
+        **facts,
+    )
+
+
+def _text_facts(root: Any, attentions: list[Any]) -> dict[str, Any]:
+    causal = getattr(attentions[0], "is_causal", None) if attentions else None
+    if causal is None:
+        causal = getattr(root.config, "is_decoder", True)
+    return {
+        "weight": root.get_input_embeddings(),
+        "first_layer": first_layer(root, getattr(root.config, "num_hidden_layers", None)),
+        "causal": bool(causal) and bool(getattr(root.config, "is_causal", True)),
+    }
+
+
+def _grid_facts(family: Family, root: Any) -> dict[str, Any]:
+    """How a vision model cuts images into patches."""
+    convolution, config = module_at(root, family.patches or ""), root.config
+    patch = tuple(int(side) for side in convolution.stride)
+    registers = int(getattr(config, family.registers)) if family.registers else 0
+    return {
+        "weight": convolution,
+        "patch": patch,
+        "grid": grid_size(getattr(config, family.length), patch),
+        "special": family.offset(config) + registers,
+    }
+
+
+def grid_size(size: Any, patch: Sequence[int]) -> tuple[int, ...]:
+    """Rows and columns of patches in an image of this size; a rest of pixels belongs to none."""
+    return tuple(side // step for side, step in zip(sides(size, len(patch)), patch, strict=True))
+
+
+def sides(size: Any, axes: int = 2) -> tuple[int, ...]:
+    """A height and a width, where a config may have one number for both."""
+    return tuple(map(int, size)) if isinstance(size, (list, tuple)) else (int(size),) * axes
+
+
+def _groups(stack: Stack) -> list[Group]:
+    """The groups of a stack: one for each type of layer that has frequencies of its own, or just one."""
+    buffers = {t: getattr(site.module, b) for site in reversed(stack.rotaries) for t, b in site.buffers.items()}
+    found = []
+    for layer_type in sorted(buffers) or [""]:
+        layers = stack.attentions
+        if layer_type:
+            layers = [a for a in layers if stack.config.layer_types[a.layer_idx] == layer_type]
+        name = "/".join(filter(None, (stack.name, layer_type)))
+        found.append(Group(name, stack, layer_type, layers, buffers.get(layer_type)))
+    return found
 
 
 def _need(root: Any, path: str, family: Family, model: PreTrainedModel) -> Any:

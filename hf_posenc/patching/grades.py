@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.effects import Effect, Geometry, ImageEffect
+from ..core.effects import Effect, Geometry
 from ..errors import PosencError, UnsupportedCell
-from ..families import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily
+from ..families import FAMILIES, Family
+from ..families.base import GENERIC
+from ..runtime.rotary import UNROTATED
 from ..schemes import SCHEMES, Scheme
 
+UNSERVED = ("proportional",)
+"""Values of `rope_type` that no runtime but transformers is known to read."""
 CONFIG, WEIGHTS, SEALED = "config", "weights", "sealed"
-IMAGES = "images"
-KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope", IMAGES: "vit"}
+KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope", "images": "vit"}
 """What a model's own positions can be, and a family that has them: who can load a scheme depends on that alone."""
 MEANING = {
     CONFIG: "any transformers loads it right, from its config",
@@ -23,24 +26,27 @@ MEANING = {
 def is_sealed(effect: Effect, family: Family) -> bool:
     """Whether plain transformers cannot run this, so that a checkpoint of it must be refused there."""
     rotation = effect.rotation
-    nameless = rotation is not None and (rotation.parameters is None or not family.rotary)
+    nameless = rotation is not None and (rotation.rope_parameters is None or not family.rotary)
     inside = effect.bias is not None or effect.pattern is not None or nameless
-    foreign = effect.table is not None and family.table is None
-    return inside or foreign or family.bias is not None
+    return inside or family.bias is not None or not holds_table(family, effect)
+
+
+def holds_table(family: Family, effect: Effect) -> bool:
+    """Whether the weights of a family can hold what the effect adds to the input.
+
+    A table of several axes is resized to each image by the family's own code, which is right for trained vectors only.
+    """
+    if effect.table is None:
+        return True
+    return family.table is not None and (len(family.axes) == 1 or effect.table.reads_native)
 
 
 def grade(effect: Effect, family: Family) -> str:
     """How a checkpoint of this effect travels."""
     if is_sealed(effect, family):
         return SEALED
-    return WEIGHTS if family.table else CONFIG
-
-
-def image_grade(effect: ImageEffect, family: ImageFamily) -> str:
-    """How a checkpoint of this effect travels: plain transformers can read a table of one size, and resize it."""
-    if effect.sealed:
-        return SEALED
-    return CONFIG if effect.own is None and family.table_flag else WEIGHTS
+    without = effect.table is None and family.table_flag is not None
+    return WEIGHTS if family.table and not without else CONFIG
 
 
 def refuse_lost_bias(effect: Effect, family: Family) -> None:
@@ -53,7 +59,7 @@ def refuse_lost_bias(effect: Effect, family: Family) -> None:
 
 def sample_geometry(family: Family) -> Geometry:
     """A common shape, to ask a scheme what it would do on a family."""
-    return Geometry(
+    shape = Geometry(
         hidden_size=512,
         num_heads=8,
         head_dim=64,
@@ -62,12 +68,9 @@ def sample_geometry(family: Family) -> Geometry:
         causal=True,
         rope={"rope_type": "default", "rope_theta": 10_000.0} if family.rotary else None,
     )
-
-
-def sample_image_geometry() -> Geometry:
-    """The same, of a model of images."""
-    base = sample_geometry(FAMILIES["nope"])
-    return replace(base, causal=False, trained_length=196, grid=(14, 14), patch=(16, 16), layers=12)
+    if len(family.axes) == 1:
+        return shape
+    return replace(shape, causal=False, trained_length=196, grid=(14, 14), patch=(16, 16), layers=12)
 
 
 def sample_scheme(name: str) -> Scheme:
@@ -82,18 +85,16 @@ def cells() -> dict[tuple[str, str], str]:
     for name in SCHEMES:
         for kind, family in KINDS.items():
             try:
-                table[name, kind] = _cell(sample_scheme(name), kind, family)
+                table[name, kind] = _cell(sample_scheme(name), FAMILIES[family])
             except PosencError as reason:
                 table[name, kind] = f"refused: {reason}"
     return table
 
 
-def _cell(scheme: Scheme, kind: str, family: str) -> str:
-    if kind == IMAGES:
-        return image_grade(scheme.on_images(sample_image_geometry()), IMAGE_FAMILIES[family])
-    effect = scheme.effect(sample_geometry(FAMILIES[family]))
-    refuse_lost_bias(effect, FAMILIES[family])
-    return grade(effect, FAMILIES[family])
+def _cell(scheme: Scheme, family: Family) -> str:
+    effect = scheme.effect_on(sample_geometry(family))
+    refuse_lost_bias(effect, family)
+    return grade(effect, family)
 
 
 def serving_advice(scheme: str, portability: str) -> str:
@@ -103,7 +104,9 @@ def serving_advice(scheme: str, portability: str) -> str:
     if portability.startswith(WEIGHTS):
         return "any that serves this family: the table is part of the weights"
     if portability.startswith(CONFIG):
-        if scheme in ("none", "proportional"):
+        rotation = sample_scheme(scheme).effect_on(sample_geometry(FAMILIES[GENERIC])).rotation
+        written = UNROTATED[0] if rotation is None else rotation.rope_parameters
+        if written is not None and written["rope_type"] in UNSERVED:
             return "none is known to read this rope_type; transformers does"
         return "those that read rope_parameters (vLLM, llama.cpp after conversion); not measured here"
     nearest = SCHEMES[scheme].nearest

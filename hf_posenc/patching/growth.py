@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.effects import OwnGrid, TableSource
 from ..errors import PosencError
 from ..families import places
-from ..schemes.learned import Learned, trained_rows
-from .describe import bare, live_table, record_of
+from .live import bare, record_of
+from .records import Record
+from .tables import live_table
 
 
 def new_rows(model: Any) -> dict[str, Tensor]:
@@ -19,16 +21,24 @@ def new_rows(model: Any) -> dict[str, Tensor]:
     Names are those of `model.named_parameters()`. To tune only these rows, multiply the gradient by the mask:
     `parameter.register_hook(lambda grad: grad * mask[:, None].to(grad))`; and let no weight decay shrink the others.
     """
-    where = places(bare(model))
-    record = record_of(where)
-    if record is None or not isinstance(record.scheme, Learned):
-        found = "is not patched" if record is None else f"is patched with {record.scheme.name!r}"
-        raise PosencError(f"Only a table that 'learned' made has new rows, and this model {found}.")
+    inner = bare(model)
+    where, record = places(inner), record_of(inner)
+    source = _source(record)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     masks = {}
     for stack in where.stacks:
-        table = live_table(stack)
-        trained = trained_rows(record.scheme, record.geometry, stack.table is not None)
-        kept = torch.ones(table.offset, dtype=torch.bool)  # rows before position 0 are the family's own
-        masks[names[id(table.weight)]] = ~torch.cat([kept, trained]).to(table.weight.device)
+        new = None if source is None else source.new_rows(stack.table is not None)
+        if new is not None:
+            table = live_table(stack)
+            kept = torch.zeros(table.offset, dtype=torch.bool)  # rows before position 0 are the family's own
+            masks[names[id(table.weight)]] = torch.cat([kept, new]).to(table.weight.device)
+    if not masks:
+        found = "is not patched" if record is None else f"is patched with {record.scheme.name!r}"
+        raise PosencError(f"Only a table that 'learned' made has new rows, and this model {found}.")
     return masks
+
+
+def _source(record: Record | None) -> TableSource | None:
+    """What made the table of a text model; groups of layers share one."""
+    table = None if record is None else next(iter(record.effects().values())).table
+    return None if isinstance(table, OwnGrid) else table

@@ -48,7 +48,8 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
             f"running it on one token failed ({error or type(error).__name__}). A checkpoint on disk must be loaded "
             "and patched live."
         ) from None
-    inv_freq = group.inv_freq().float()
+    assert group.inv_freq is not None
+    inv_freq = group.inv_freq.float()
     rotated = (3 * inv_freq)[None, None]
     angles = (rotated.cos(), rotated.sin())
     layouts, still = set(), []

@@ -8,17 +8,19 @@ from torch import nn
 
 from ..errors import PosencError, UnsupportedModel
 from ..families import Places, places
-from .describe import bare, describe, live_table
-from .measure import own_length
-from .patch import is_patched
+from .live import bare, record_of
+from .sizes import own_length
+from .tables import live_table
 
 
 def trained_length(model: Any) -> int:
+    """The length of the texts that a model was trained on, before its patch if it has one."""
     inner = bare(model)
-    where = found_places(inner)
-    if is_patched(inner) or where is None:
-        known = getattr(describe(model), "trained_length", None)  # which a model of images has not
-        length = known if where else getattr(inner.config, "max_position_embeddings", None)
+    where, record = found_places(inner), record_of(inner)
+    if where is None:
+        length = getattr(inner.config, "max_position_embeddings", None)
+    elif record is not None and record.geometry.axes == 1:
+        length = record.geometry.trained_length
     else:
         length = own_length(where)
     if not isinstance(length, int):
@@ -30,9 +32,9 @@ def reach(model: Any) -> int | None:
     """Where the positions of a model end; None if they do not, or that is not known."""
     where = found_places(bare(model))
     for stack in where.stacks if where else []:
-        table: Any = live_table(stack)
+        table: Any = None if stack.grid else live_table(stack)
         if isinstance(table, nn.Embedding):
-            return table.num_embeddings - stack.family.offset(stack.config)
+            return table.num_embeddings - stack.offset
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,30 +12,47 @@ from ..families import Group, Places
 from ..runtime.positions import HALVES
 from ..schemes import Scheme
 from .layout import watched_layout
+from .records import Geometries
+from .rope_config import own_rope
+from .sizes import own_length
 
-Geometries = dict[str, Geometry]
-"""By group of layers; "" where a model has just one."""
 LOCAL = ("sliding", "local", "chunked")
 """In the names of layer types that never look far, and so are left alone unless asked for."""
+LENGTHS = ("target_length", "factor", "trained_length")
+"""Options of every scheme that make sense on text alone."""
 
 
 def measure(
     where: Places, scheme: Scheme, existing: str | None, layer_types: Sequence[str] | str | None = None
 ) -> Geometries:
     """The geometries that a scheme starts from, with the user's corrections, for the layers that it is meant for."""
+    if len(where.family.axes) > 1:
+        _refuse_lengths(where, {**{n: getattr(scheme, n) for n in LENGTHS}, "existing": existing}, layer_types)
     if scheme.adds_to_input and layer_types not in (None, "all"):
         raise PosencError(f"{scheme.name!r} adds to the input of all layers: layer_types cannot be given for it.")
-    groups = list(where.groups()) if scheme.adds_to_input else chosen(where, layer_types)
+    groups = where.groups if scheme.adds_to_input else groups_of_types(where, layer_types)
     return {group.name: _geometry(where, group, scheme, existing) for group in groups}
 
 
-def chosen(where: Places, layer_types: Sequence[str] | str | None) -> list[Group]:
-    """The groups of layers to patch: all but those with a short sight, or those asked for."""
-    groups = list(where.groups())
-    known = sorted({group.layer_type for group in groups if group.layer_type})
+def _refuse_lengths(where: Places, given: dict[str, Any], layer_types: Any) -> None:
+    """Raise where a vision model is told what makes sense on text alone, or is none that we know."""
+    kind = where.config.model_type
+    for name, value in {**given, "layer_types": layer_types}.items():
+        if value is not None:
+            raise PosencError(
+                f"{name}={value!r} is about texts, and this {kind!r} model reads images, of any size once it is "
+                "patched. Leave it out; 'learned' takes image_size= for the size of its table."
+            )
+    if any(stack.weight.kernel_size != stack.weight.stride for stack in where.stacks):
+        raise UnsupportedModel(f"The patches of this {kind!r} model overlap or leave gaps.")
+
+
+def groups_of_types(where: Places, layer_types: Sequence[str] | str | None) -> list[Group]:
+    """The groups of layers to patch: all except sliding-window layers, or those asked for."""
+    known = sorted({group.layer_type for group in where.groups if group.layer_type})
     if layer_types is None:
-        far = [g for g in groups if not any(word in g.layer_type for word in LOCAL)]
-        return far or groups
+        far = [g for g in where.groups if not any(word in g.layer_type for word in LOCAL)]
+        return far or where.groups
     if not known:
         raise PosencError(
             f"layer_types={layer_types!r} was given, and this {where.config.model_type!r} model has one set of "
@@ -48,18 +64,22 @@ def chosen(where: Places, layer_types: Sequence[str] | str | None) -> list[Group
     for name in wanted:
         if name not in known:
             raise PosencError(f"This model has no layers of type {name!r}.{suggestion(name, ['all', *known])}")
-    return [group for group in groups if group.layer_type in wanted]
+    return [group for group in where.groups if group.layer_type in wanted]
 
 
 def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None) -> Geometry:
-    config, rope = where.config, None
+    config, rope, layout = where.config, None, HALVES
+    unturned: tuple[int, ...] = ()
     trained = own_length(where)
-    inv_freq = group.inv_freq()
-    if inv_freq is not None:
+    if group.stack.grid:
+        rows, columns = group.stack.grid
+        trained = rows * columns
+    if group.inv_freq is not None:
         rope = own_rope(group)
         if rope["rope_type"] != "default" and scheme.rescales:
             rope, trained = _on_scaled(rope, trained, existing, scheme)
-    layout, unturned = watched_layout(group) if inv_freq is not None and scheme.follows else (HALVES, ())
+        if scheme.follows:
+            layout, unturned = watched_layout(group)
     length = scheme.trained_length or trained
     if length is None:
         raise PosencError(
@@ -73,32 +93,21 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None)
         rope=rope,
         layout=layout,
         unturned=unturned,
+        grid=group.stack.grid,
     )
 
 
 def sizes(group: Group) -> dict[str, Any]:
     """The numbers of a geometry that weights are made for."""
-    config, inv_freq, head = group.stack.config, group.inv_freq(), _head_dim(group)
+    stack, head = group.stack, _head_dim(group)
     return {
-        "hidden_size": config.hidden_size,
-        "num_heads": config.num_attention_heads,
+        "hidden_size": stack.config.hidden_size,
+        "num_heads": stack.config.num_attention_heads,
         "head_dim": head,
-        "rotary_dim": head if inv_freq is None else 2 * len(inv_freq),
-        "causal": group.stack.causal,
+        "rotary_dim": head if group.inv_freq is None else 2 * len(group.inv_freq),
+        "causal": stack.causal,
+        **({"patch": stack.patch, "layers": len(stack.attentions)} if stack.grid else {}),
     }
-
-
-def own_length(where: Places) -> int | None:
-    """How long a text the config allows, in tokens; None where it says nothing."""
-    length = getattr(where.config, where.family.length, None)
-    if not isinstance(length, int) or isinstance(length, bool) or length <= 0:
-        return None
-    return length - skipped_rows(where)
-
-
-def skipped_rows(where: Places) -> int:
-    """What the config's length counts that are not positions."""
-    return where.family.offset(where.config) if where.family.counted else 0
 
 
 def _head_dim(group: Group) -> int:
@@ -108,23 +117,6 @@ def _head_dim(group: Group) -> int:
         if isinstance(getattr(holder, name, None), int):
             return int(getattr(holder, name))
     return int(config.hidden_size // config.num_attention_heads)
-
-
-def rope_of(config: Any, layer_type: str) -> Any:
-    """The rope parameters of a config for one type of layer."""
-    rope = getattr(config, "rope_parameters", None)
-    return rope.get(layer_type) if layer_type and isinstance(rope, dict) else rope
-
-
-def own_rope(group: Group) -> dict[str, Any]:
-    config = group.stack.config
-    rope = rope_of(config, group.layer_type)
-    if not isinstance(rope, dict) or not isinstance(rope.get("rope_theta"), (int, float)):
-        raise UnsupportedModel(
-            f"config.rope_parameters of this {config.model_type!r} model should be one set with a rope_theta"
-            f"{f' for {group.layer_type!r}' if group.layer_type else ''}, and is {rope!r}."
-        )
-    return {"rope_type": "default", **copy.deepcopy(rope)}
 
 
 def _on_scaled(

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 
 from ..errors import PosencError, UnsupportedModel, suggestion
-from ..families import image_places, places
+from ..families import places
 from ..runtime.renderings import RENDERINGS
 from ..schemes import Scheme, scheme_from
 from .edits import Journal
-from .embedders import inner_model, is_embedder, length_edit
+from .embedders import inner_model, length_edit
+from .live import journal_of, links, refuse_strangers
 from .measure import measure
 from .plan import plan
-from .plan_images import measure_images, plan_images
 
 M = TypeVar("M")
 EXISTING = ("extend", "replace")
@@ -40,21 +40,26 @@ def patch_model(
     unless given) or dropped for the plain RoPE below it (`existing="replace"`). Where a model keeps RoPE parameters
     per type of layer, layers with a sliding window are left alone; `layer_types` names others, or "all". A patched
     model is patched anew from its original. A SentenceTransformer is also let read as far as it is told to reach. On a
-    model of images the rows and columns of each image are its positions, and lengths make no sense. Whatever raises
+    vision model the rows and columns of each image are its positions, and lengths make no sense. Whatever raises
     leaves the model as it was.
+
+    What happens, in the order of the files:
+
+    1. `schemes`: options are checked when the scheme object is made.
+    2. `families.places`: every place in the live model where positions enter is found, once.
+    3. `measure`: the model's geometry, the numbers that a scheme computes with.
+    4. `plan`: the scheme's effect on that geometry as a journal of edits, site by site.
+    5. `edits`: the journal is applied, all of it or nothing.
     """
-    inner = inner_model(model)
-    refuse_unpatchable(inner)
+    inner = _patchable(model)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
-    chosen = scheme_from(scheme, {**lengths, **options})
-    if existing is not None and existing not in EXISTING:
-        raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
+    asked = scheme_from(scheme, {**lengths, **options})
+    refuse_existing(existing)
     before = journal_of(inner)
     if before is not None:
         before.undo()
     try:
-        journal = _planned(model, inner, chosen, existing, layer_types, before.final if before else None)
-        journal.apply()
+        _planned_journal(model, inner, asked, existing, layer_types, before.final if before else None).apply()
     except BaseException:
         if before is not None:
             before.apply()
@@ -62,26 +67,27 @@ def patch_model(
     return model
 
 
-def _planned(
+def refuse_existing(existing: str | None) -> None:
+    if existing is not None and existing not in EXISTING:
+        raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
+
+
+def _planned_journal(
     model: Any, inner: PreTrainedModel, scheme: Scheme, existing: str | None, layer_types: Any, lost: str | None
 ) -> Journal:
-    images = image_places(inner)
-    if images is not None:
-        return plan_images(images, scheme, measure_images(images, scheme, existing, layer_types), lost=lost)
     where = places(inner)
     geometries = measure(where, scheme, existing, layer_types)
     journal = plan(where, scheme, geometries, lost=lost)
-    reach = scheme.span(next(iter(geometries.values())))
-    if is_embedder(model) and reach.factor is not None:  # nobody who was not told further cuts texts later
-        journal.edits = [*journal.edits, length_edit(model, reach.target)]
+    if inner is not model:  # a SentenceTransformer, which cuts texts: at the new length, if it was told one
+        reach = scheme.span(next(iter(geometries.values())))
+        if reach.factor is not None:
+            journal.edits = [*journal.edits, length_edit(model, reach.target)]
     return journal
 
 
 def unpatch_model(model: M) -> M:
     """Give `model` its own positions back, to the last bit, and return it."""
-    inner = inner_model(model)
-    refuse_unpatchable(inner)
-    journal = journal_of(inner)
+    journal = journal_of(_patchable(model))
     if journal is None:
         raise PosencError("This model is not patched: there is nothing to undo. Its positions are its own.")
     if journal.final is not None:
@@ -94,20 +100,18 @@ def set_rendering(model: Any, rendering: str | None) -> None:
     """Choose how a patched model adds its bias to attention; None lets each call take the cheapest way that fits."""
     if rendering is not None and rendering not in RENDERINGS:
         raise PosencError(f"Unknown rendering {rendering!r}.{suggestion(rendering, list(RENDERINGS))}")
-    links = [vars(module).get("posenc_link") for module in model.modules()]
-    biased = [link for link in links if link is not None and link.root is not None and link.bias is not None]
+    biased = [link for _, link in links(model.modules()) if link.bias is not None]
     if not biased:
         raise PosencError("This model adds no bias to attention: there is nothing to choose.")
     for link in biased:
         link.shared.rendering = rendering
 
 
-def is_patched(model: Any) -> bool:
-    return journal_of(inner_model(model)) is not None
-
-
-def journal_of(model: PreTrainedModel) -> Journal | None:
-    return getattr(model.base_model, "posenc_journal", None)
+def _patchable(model: Any) -> PreTrainedModel:
+    """The transformers model that is meant; raises if it cannot be patched."""
+    inner: PreTrainedModel = model if isinstance(model, PreTrainedModel) else inner_model(model)
+    refuse_unpatchable(inner)
+    return inner
 
 
 def refuse_unpatchable(model: Any) -> None:
@@ -125,15 +129,4 @@ def refuse_unpatchable(model: Any) -> None:
         raise UnsupportedModel(
             f"{len(meta)} parameters of this model are on the meta device ({meta[0]}, ...), so that it has no weights "
             "to work with. Load the weights first (without device_map offloading to 'meta'), then patch."
-        )
-
-
-def refuse_strangers(model: Any) -> None:
-    """Raise for what is no transformers model."""
-    if not isinstance(model, PreTrainedModel):
-        inner = getattr(model, "module", None)
-        hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
-        raise UnsupportedModel(
-            "A transformers PreTrainedModel or a SentenceTransformer is wanted, got "
-            f"{type(model).__module__}.{type(model).__qualname__}.{hint}"
         )

@@ -9,13 +9,15 @@ from typing import Any
 
 from ..core.effects import Effect, Geometry, finite
 from ..errors import PosencError, UnsupportedCell
-from ..families import FAMILIES, IMAGE_FAMILIES, Family, ImageFamily, image_family
+from ..families import FAMILIES, Family, family_of
 from ..families.base import origin_of
 from ..registry import Origin
 from ..runtime.positions import LAYOUTS
 from ..schemes import SCHEMES, Scheme
 from ..schemes.frequencies import PRESENT, present_frequencies
 
+Geometries = dict[str, Geometry]
+"""By group of layers; "" where a model has just one."""
 FORMAT = 1
 KEYS = ("format", "scheme", "options", "geometry", "original")
 REQUIRES = "requires"
@@ -27,8 +29,7 @@ class Record:
     """A scheme and the geometry it was applied to: together they give every number of the patch again."""
 
     scheme: Scheme
-    geometries: dict[str, Geometry]
-    """By group of layers; "" where the patch is the same for all."""
+    geometries: Geometries
     original: dict[str, Any]
     """The config values that the patch replaced."""
     family: tuple[str, Origin] | None = dataclasses.field(default=None, compare=False)
@@ -40,7 +41,8 @@ class Record:
         return next(iter(self.geometries.values()))
 
     def effects(self) -> dict[str, Effect]:
-        return {name: self.scheme.effect(geometry) for name, geometry in self.geometries.items()}
+        """What the scheme contributes to each group of layers; with modules of its own each time."""
+        return {name: self.scheme.effect_on(geometry) for name, geometry in self.geometries.items()}
 
     def to_dict(self) -> dict[str, Any]:
         written = {name: written_geometry(geometry) for name, geometry in self.geometries.items()}
@@ -54,7 +56,7 @@ class Record:
             **({REQUIRES: requires} if requires else {}),
         }
 
-    def refuse_other_family(self, family: Family | ImageFamily) -> None:
+    def refuse_other_family(self, family: Family) -> None:
         """Raise where a model would be patched by another family's data than when the record was made."""
         made, live = self.family, family_from_outside(family)
         if (made is None) != (live is None) or (made and live and made[0] != live[0]):
@@ -96,7 +98,7 @@ class Record:
         return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), family)
 
 
-def family_from_outside(family: Family | ImageFamily) -> tuple[str, Origin] | None:
+def family_from_outside(family: Family) -> tuple[str, Origin] | None:
     """A family and who registered it; None for those of this package."""
     origin = origin_of(family)
     return None if origin.built_in else (family.name, origin)
@@ -111,10 +113,7 @@ def read_family(data: Any) -> tuple[str, Origin]:
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise PosencError(f"A family that a posenc record requires has a name, got {data!r}.")
     name, origin = data["name"], Origin.from_dict({k: v for k, v in data.items() if k != "name"})
-    if name in IMAGE_FAMILIES:
-        IMAGE_FAMILIES.meant(name, origin)
-    else:
-        FAMILIES.meant(name, origin)
+    FAMILIES.meant(name, origin)
     return name, origin
 
 
@@ -126,7 +125,7 @@ def written_geometry(geometry: Geometry) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else copy.deepcopy(v) for k, v in values.items()}
 
 
-def read_geometries(data: dict[str, Any]) -> dict[str, Geometry]:
+def read_geometries(data: dict[str, Any]) -> Geometries:
     """One geometry, or one for each group of layers that has positions of its own."""
     groups = {k: v for k, v in data.items() if isinstance(v, dict) and k != "rope"}
     if groups and len(groups) == len(data):
@@ -178,35 +177,39 @@ def is_rope(value: Any) -> bool:
 
 
 def read_original(data: dict[str, Any]) -> dict[str, Any]:
-    lengths = sorted({family.length for family in FAMILIES.values()})
-    switches = sorted({family.switch[0] for family in FAMILIES.values() if family.switch})
-    for image in IMAGE_FAMILIES.values():
-        switches += [*image.bias_flags, *filter(None, [image.table_flag])]
-    _keys(data, (), ["rope_parameters", "image_size", *lengths, *switches], "The original of a posenc record")
+    families = list(FAMILIES.values())
+    lengths = {family.length: len(family.axes) for family in families}
+    flags = sorted({flag for family in families for flag in switches(family)})
+    _keys(data, (), ["rope_parameters", *sorted(lengths), *flags], "The original of a posenc record")
     rope = data.get("rope_parameters")
     sets = [rope] if is_rope(rope) or not isinstance(rope, dict) else list(rope.values())
-    good = all(whole(data[name]) for name in lengths if name in data)
-    good &= all(isinstance(data[name], bool) for name in switches if name in data)
-    size = data.get("image_size", 1)
-    good &= all(map(whole, size)) and len(size) == 2 if isinstance(size, list) else whole(size)
+    good = all(is_size(data[name], axes) for name, axes in lengths.items() if name in data)
+    good &= all(isinstance(data[name], bool) for name in flags if name in data)
     if not good or any(one is not None and not is_rope(one) for one in sets):
         raise PosencError(f"The original of a posenc record makes no sense: {data!r}.")
     return copy.deepcopy(data)
 
 
-def text_section(raw: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config.json that speaks of the text model: all of it, unless the model has other parts as well."""
-    section = raw.get("text_config")
+def switches(family: Family) -> tuple[str, ...]:
+    """The flags of a config that say which positions a model of this family has."""
+    return (*family.flags, *(family.switch or ())[:1])
+
+
+def section_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that speaks of positions: all of it, unless the model has other parts as well."""
+    family = family_of(raw.get("model_type"))
+    name = family.part[1] if family is not None and family.part else "text_config"
+    if family is not None and family.part:
+        raw.setdefault(name, {})  # a section that says nothing but what its class says is left out
+    section = raw.get(name)
     return section if isinstance(section, dict) else raw
 
 
-def vision_section(raw: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The part of a config.json of this model type that speaks of images."""
-    family = image_family(kind)
-    if family is None or kind not in family.wholes:
-        return raw
-    section: dict[str, Any] = raw.setdefault("vision_config", {})
-    return section
+def is_size(value: Any, axes: int) -> bool:
+    """Whether a value is a length or, where there are several axes, one side or all of them."""
+    if axes > 1 and isinstance(value, list):
+        return len(value) == axes and all(map(whole, value))
+    return whole(value)
 
 
 def whole(value: Any) -> bool:

@@ -1,13 +1,15 @@
-"""Positions in images: how a patched model learns the rows and columns of each image, and what it does with them."""
+"""Coordinates on a grid: how a patched vision model learns the rows and columns of each image, and uses them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.axes import grid_coordinates
 from ..errors import PosencError
 from ..families.finding import argument_names
 from .positions import PREFIX, named_arguments
@@ -19,7 +21,7 @@ FLAG = "interpolate_pos_encoding"
 """The argument, and the method, through which transformers reads a table at another size."""
 
 
-def resized(table: Tensor, special: int, side: int, antialias: bool = False) -> Tensor:
+def resize_table(table: Tensor, special: int, side: int, antialias: bool = False) -> Tensor:
     """A table of special tokens and a square grid, (rows, size), with a grid of `side` x `side`, bicubically."""
     apart, grid = table[:special], table[special:]
     own = round(len(grid) ** 0.5)
@@ -30,17 +32,17 @@ def resized(table: Tensor, special: int, side: int, antialias: bool = False) -> 
     return torch.cat([apart, larger.permute(0, 2, 3, 1).flatten(0, 2).to(table.dtype)])
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Neighbouring channels of (batch, heads, tokens, channels) rotated as pairs."""
     first, second = x[..., 0::2], x[..., 1::2]
     return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
 
 
-class Told(NamedTuple):
-    """What an attention layer of a patched model is given as its mask: some models pass on nothing else."""
+class GridMask(NamedTuple):
+    """A mask with rows and columns, passed as `attention_mask` because some models pass on no other argument."""
 
     mask: Tensor | None
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
 
 
 class GridLink:
@@ -51,26 +53,28 @@ class GridLink:
     def __init__(self, root: Any, layer: int, special: int):
         self.root, self.layer, self.special = root, layer, special
 
-    def told(self, mask: Any) -> Told:
-        if not isinstance(mask, Told):
+    def unpacked(self, mask: Any) -> GridMask:
+        """The mask that the layer was given, if it says where patches stand."""
+        if not isinstance(mask, GridMask):
             raise PosencError(
                 "This layer of a patched model was called by itself and not told the rows and columns of its image. "
                 f"Call the model, or give {GRID}=(rows, columns)."
             )
         return mask
 
-    def rotate(self, query: Tensor, key: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Queries and keys of patches rotated; the tokens before them, which are no patches, as they are."""
-        rows, columns = grid
-        if query.shape[2] != self.special + rows * columns:
+        places = grid_coordinates(grid, query.device)
+        if query.shape[2] != self.special + len(places):
+            rows, columns = grid
             raise PosencError(
                 f"This patched model attends to {query.shape[2]} tokens, and {rows} rows and {columns} columns of "
-                f"patches behind {self.special} other tokens are {self.special + rows * columns}: where each stands "
-                "is not known."
+                f"patches behind {self.special} other tokens are {self.special + len(places)}: where each stands is "
+                "not known."
             )
-        angles = F.pad(self.root.posenc_rotation(self.layer, rows, columns), (0, 0, self.special, 0)).to(query.device)
+        angles = F.pad(self.root.posenc_rotation(self.layer, places), (0, 0, self.special, 0)).to(query.device)
         cos, sin = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
-        return rotated(query, cos, sin), rotated(key, cos, sin)
+        return rotate_neighbours(query, cos, sin), rotate_neighbours(key, cos, sin)
 
 
 class GridReader:
@@ -83,13 +87,13 @@ class GridReader:
         table = getattr(self.root, "posenc_table", None)
         if table is None:
             return embeddings.new_zeros(1)
-        rows, columns = grid_of(self.root, height, width)
-        return F.pad(table(rows, columns), (0, 0, self.special, 0))[None].to(embeddings)
+        places = grid_coordinates(grid_in(self.root, (height, width)), embeddings.device)
+        return F.pad(table(places), (0, 0, self.special, 0))[None].to(embeddings)
 
 
-def grid_of(root: Any, height: int, width: int) -> tuple[int, int]:
+def grid_in(root: Any, size: Sequence[int]) -> tuple[int, ...]:
     """Rows and columns of patches of an image; a rest of pixels belongs to none."""
-    return height // root.posenc_patch[0], width // root.posenc_patch[1]
+    return tuple(side // step for side, step in zip(size, root.posenc_patch, strict=True))
 
 
 def before_image(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,7 +107,7 @@ def before_image(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     pixels = given.get("pixel_values")
     if pixels is None:
         return None  # which the model itself refuses
-    return (), {**given, GRID: grid_of(root, *pixels.shape[-2:])}
+    return (), {**given, GRID: grid_in(root, pixels.shape[-len(root.posenc_patch) :])}
 
 
 def before_rotation(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,7 +116,7 @@ def before_rotation(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     grid = given.pop(GRID, None)
     if grid is None:
         return None
-    return (), {**given, "attention_mask": Told(given.get("attention_mask"), grid)}
+    return (), {**given, "attention_mask": GridMask(given.get("attention_mask"), grid)}
 
 
 def before_patches(embeddings: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.axes import coordinates
-from ..core.effects import Effect, Geometry, ImageEffect
-from ..core.precision import Fp32Buffers
+from ..core.axes import TWO_AXES
+from ..core.effects import CoordinateRotation, Effect, Geometry
 from ..core.tables import held
 from ..errors import UnsupportedCell
 from .base import Scheme, register_scheme
@@ -33,8 +32,8 @@ def mixed_frequencies(head_dim: int, theta: float, layers: int, heads: int, seed
     return torch.cat([along, across], 1)
 
 
-class AxialRotation(Fp32Buffers):
-    """Angles of the patches of an image, for any number of rows and columns."""
+class AxialRotation(CoordinateRotation):
+    """Angles of the patches of an image, wherever they stand."""
 
     posenc_frequencies: Tensor
 
@@ -43,10 +42,9 @@ class AxialRotation(Fp32Buffers):
         self.mixed = mixed
         self.posenc_frequencies = held(frequencies, saved=mixed, trained=mixed)
 
-    def forward(self, layer: int, rows: int, columns: int) -> Tensor:
-        """(heads or 1, patches, pairs), in fp32."""
+    def forward(self, layer: int, coordinates: Tensor) -> Tensor:
         along, across = self.posenc_frequencies[layer if self.mixed else 0]
-        x, y = coordinates(rows, columns, along.device).unbind(-1)
+        x, y = coordinates.to(along.device).unbind(-1)
         return x[:, None] * along[:, None] + y[:, None] * across[:, None]
 
     def extra_repr(self) -> str:
@@ -67,6 +65,7 @@ class AxialRope(Scheme):
 
     name = "axial_rope"
     summary = "rotation of q and k by column and row, of images only"
+    axes = TWO_AXES
     nearest = "learned"
 
     rope_theta: float = 100.0
@@ -79,10 +78,12 @@ class AxialRope(Scheme):
         self._check_flag("mixed")
         self._check_seed("seed")
 
-    def effect(self, geometry: Geometry) -> Effect:
-        raise UnsupportedCell("'axial_rope' rotates by rows and columns, and a text has neither. Use 'rope'.")
+    def refuse_other_axes(self, axes: int) -> None:
+        if axes not in self.axes:
+            raise UnsupportedCell("'axial_rope' rotates by rows and columns, and a text has neither. Use 'rope'.")
 
-    def on_images(self, geometry: Geometry) -> ImageEffect:
+    def effect(self, geometry: Geometry) -> Effect:
+        self.refuse_other_axes(geometry.axes)
         size = geometry.head_dim
         if size % 4:
             raise UnsupportedCell(
@@ -93,4 +94,4 @@ class AxialRope(Scheme):
             values = mixed_frequencies(size, self.rope_theta, geometry.layers, geometry.num_heads, self.seed)
         else:
             values = axial_frequencies(size, self.rope_theta)[None, :, None]
-        return ImageEffect(rotation=AxialRotation(values, self.mixed))
+        return Effect(rotation=AxialRotation(values, self.mixed))

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from ..core.effects import Effect, Geometry, ImageEffect, OwnTable, Span, finite, span
+from ..core.axes import ONE_AXIS
+from ..core.effects import Effect, Geometry, OwnTable, Span, finite, span
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
 
@@ -51,7 +52,7 @@ def _fault(cls: Any) -> str | None:
             return f"it needs {attribute} = '...', without a type"
     if not NAME.fullmatch(cls.name):
         return f"its name {cls.name!r} should be of small letters, digits and underscores"
-    if cls.effect is Scheme.effect and cls.on_images is Scheme.on_images:
+    if cls.effect is Scheme.effect:
         return "it needs effect(geometry), which says what it does"
     return None
 
@@ -70,6 +71,10 @@ class Scheme:
     """Whether its angles follow the length, so that it rotates queries and keys by itself."""
     adds_to_input: ClassVar[bool] = False
     """Whether it speaks to all layers at once, through the input of the first."""
+    axes: ClassVar[range] = ONE_AXIS
+    """How many axes of coordinates it knows: a text has one, an image two."""
+    factor_reaches: ClassVar[bool] = True
+    """Whether `factor` says how far to reach, as `target_length` does."""
     nearest: ClassVar[str | None] = None
     """For a scheme that other runtimes cannot serve: one like it that they can."""
     example: ClassVar[Mapping[str, Any]] = {}
@@ -87,15 +92,28 @@ class Scheme:
         self._check_number("factor", least=1.0)
 
     def effect(self, geometry: Geometry) -> Effect:
+        """What the scheme contributes to each site of a model; `axes` says which models it is asked about."""
         raise NotImplementedError
 
-    def on_images(self, geometry: Geometry) -> ImageEffect:
-        """What the scheme does on a model of images, whose positions are rows and columns of patches."""
-        able = sorted(name for name, cls in SCHEMES.items() if cls.on_images is not Scheme.on_images)
-        raise UnsupportedCell(
-            f"{self.name!r} counts the tokens of a text, and this model reads images, which have rows and columns. "
-            f"Schemes for images: {', '.join(able)}."
-        )
+    def effect_on(self, geometry: Geometry) -> Effect:
+        """`effect`, checked: the scheme knows as many axes as the model has, and does what its class declares."""
+        self.refuse_other_axes(geometry.axes)
+        effect = self.effect(geometry)
+        self.refuse_undeclared(effect)
+        return effect
+
+    def refuse_other_axes(self, axes: int) -> None:
+        """Raise where tokens stand at other coordinates than the scheme counts."""
+        if axes not in self.axes:
+            able = sorted(name for name, cls in SCHEMES.items() if axes in cls.axes)
+            raise UnsupportedCell(
+                f"{self.name!r} counts the tokens of a text, and this model reads images, which have rows and "
+                f"columns. Schemes for images: {', '.join(able)}."
+            )
+
+    def theta(self, geometry: Geometry) -> float | None:
+        """The base of the frequencies that it rotates with, or leaves as they are; None where nothing rotates."""
+        return float(geometry.rope["rope_theta"]) if geometry.rope else None
 
     def span(self, geometry: Geometry) -> Span:
         """How far this scheme takes the model; raises where the scheme needs to be told and was not."""

@@ -24,6 +24,7 @@ class DynamicNtk(RotaryScheme):
     summary = "RoPE, theta follows the length of each row"
     rescales = True
     follows = True
+    factor_reaches = False
     nearest = "ntk"
 
     factor: float | None = 1.0

@@ -5,39 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..core.effects import Effect, Geometry, ImageEffect
-from ..core.tables import ComputedTable, held
+from ..core.axes import ANY_AXES
+from ..core.effects import Effect, Geometry
 from .base import Scheme, register_scheme
-from .sinusoidal import LAYOUTS, GridSinusoids, axis_sinusoids, log_frequencies, refuse_odd
-
-LOG, GAUSSIAN, LEARNED = "log", "gaussian", "learned"
-FREQUENCIES = (LOG, GAUSSIAN, LEARNED)
+from .sinusoidal import FREQUENCIES, GAUSSIAN, LAYOUTS, LOG, SinusoidSource, log_frequencies, refuse_odd
 
 
 def gaussian_frequencies(size: int, axes: int, sigma: float, seed: int) -> Tensor:
     """Normal numbers with standard deviation sigma, in radians per step: (axes, pairs)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(axes, size // (2 * axes), generator=generator) * sigma
-
-
-class FourierTable(ComputedTable):
-    """Of the position in a text: one axis. Random and learned frequencies are saved with the model."""
-
-    posenc_frequencies: Tensor
-
-    def __init__(self, inv_freq: Tensor, scheme: Fourier, rows: int | None, like: Tensor):
-        super().__init__(2 * inv_freq.numel(), rows, like)
-        self.kind, self.layout = scheme.frequencies, scheme.layout
-        saved = self.kind != LOG
-        self.posenc_frequencies = held(inv_freq.to(like.device), saved, trained=self.kind == LEARNED)
-
-    def extra_repr(self) -> str:
-        return f"size={self.size}, frequencies={self.kind}, layout={self.layout}"
-
-    def vectors(self, positions: Tensor) -> Tensor:
-        return axis_sinusoids(positions[..., None], self.posenc_frequencies, self.layout)
 
 
 @register_scheme
@@ -52,6 +31,7 @@ class Fourier(Scheme):
     name = "fourier"
     summary = "sines and cosines of fixed, random or learned frequencies, of one axis or more"
     adds_to_input = True
+    axes = ANY_AXES
     example = {"frequencies": "learned", "base": 100.0}
 
     frequencies: str = LOG
@@ -76,24 +56,6 @@ class Fourier(Scheme):
         return log_frequencies(size, axes, self.base)
 
     def effect(self, geometry: Geometry) -> Effect:
-        refuse_odd(geometry.hidden_size, 1)
-        return Effect(table=_Source(self, geometry))
-
-    def on_images(self, geometry: Geometry) -> ImageEffect:
-        values = self.values(geometry.hidden_size, len(geometry.grid))
-        learned = self.frequencies == LEARNED
-        return ImageEffect(table=GridSinusoids(values, self.layout, self.frequencies, learned))
-
-
-@dataclass(frozen=True)
-class _Source:
-    scheme: Fourier
-    geometry: Geometry
-    reads_native: bool = False
-
-    def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
-        rows = None if native is None else self.scheme.span(self.geometry).target
-        size = self.geometry.hidden_size if native is None else native.embedding_dim
-        return FourierTable(self.scheme.values(size, 1), self.scheme, rows, like)
-
-    restored = module
+        refuse_odd(geometry.hidden_size, geometry.axes)
+        rows = self.span(geometry).target
+        return Effect(table=SinusoidSource(geometry, rows, self.values, self.frequencies, self.layout))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.effects import Geometry
+from ..core.effects import Geometry, Span
 from ..errors import PosencError, UnsupportedCell
 
 Frequencies = tuple[float, ...]
@@ -183,6 +183,23 @@ def present_frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies,
             "Pass existing='replace' to start again from plain RoPE with the model's theta."
         )
     return PRESENT[kind](rope, dim)
+
+
+def as_longrope(geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span) -> dict[str, Any]:
+    """Any fixed set of frequencies as `rope_parameters`: `longrope`, one list for short and long, never switches."""
+    assert geometry.rope is not None
+    theta = float(geometry.rope["rope_theta"])
+    plain = default_frequencies(2 * len(inv_freq), theta)
+    factors = [p / f for p, f in zip(plain, inv_freq, strict=True)]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": theta,
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": reach.factor,
+        "attention_factor": scaling,
+        "original_max_position_embeddings": reach.trained,
+    }
 
 
 def rotary_dim(geometry: Geometry) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..core.effects import Effect, Geometry, ImageEffect, OwnGrid
+from ..core.axes import ONE_AXIS, TWO_AXES
+from ..core.effects import Effect, Geometry, OwnGrid
 from ..core.tables import LearnedTable
 from ..errors import PosencError, UnsupportedCell
 from .base import Scheme, register_scheme
@@ -102,6 +103,7 @@ class Learned(Scheme):
     name = "learned"
     summary = "a trainable table, the family's own one resized"
     adds_to_input = True
+    axes = range(ONE_AXIS.start, TWO_AXES.stop)
     example = {"target_length": 128}
 
     resize: str | None = None
@@ -122,8 +124,10 @@ class Learned(Scheme):
             raise PosencError("alpha=0.5 would give positions i*n + j and j*n + i the same vector; take 0.4.")
 
     def effect(self, geometry: Geometry) -> Effect:
+        if geometry.axes > 1:
+            return Effect(table=self._own_grid(geometry))
         if self.image_size is not None:
-            raise PosencError("image_size is for models of images; on text give target_length.")
+            raise PosencError("image_size is for vision models; on text give target_length.")
         rows, length = self.span(geometry).target, geometry.trained_length
         if self.resize == "hierarchical" and rows > length**2:
             raise PosencError(
@@ -131,7 +135,7 @@ class Learned(Scheme):
             )
         return Effect(table=_Source(self, geometry))
 
-    def on_images(self, geometry: Geometry) -> ImageEffect:
+    def _own_grid(self, geometry: Geometry) -> OwnGrid:
         if self.resize is not None:
             raise PosencError(f"resize={self.resize!r} is for text; grids of patches are resized bicubically.")
         (height, width), (rows, columns) = geometry.patch, geometry.grid
@@ -143,7 +147,7 @@ class Learned(Scheme):
             )
         if self.image_size is not None and self.image_size < height:
             raise PosencError(f"image_size={self.image_size} is less than a patch, which has {height} pixels a side.")
-        return ImageEffect(own=OwnGrid(self.image_size, self.seed))
+        return OwnGrid(self.image_size, self.seed)
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,12 @@ class _Source:
             weight = self._resized(self._trained(native.weight.detach().float()), rows)
         weight = weight.to(dtype=like.dtype, device=like.device)
         return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+
+    def new_rows(self, has_native: bool) -> Tensor:
+        rows = self.scheme.span(self.geometry).target
+        if not has_native:
+            return torch.ones(rows, dtype=torch.bool)
+        return ~TRAINED[self.scheme.resize or "linear"](self.geometry.trained_length, rows)
 
     def restored(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
         if native is None:  # its weights come with those of the model
@@ -186,11 +196,3 @@ class _Source:
         if self.scheme.resize == "hierarchical":
             return hierarchical_rows(table, rows, self.scheme.alpha)
         return RESIZE[self.scheme.resize or "linear"](table, rows)  # type: ignore[operator]
-
-
-def trained_rows(scheme: Learned, geometry: Geometry, has_table: bool) -> Tensor:
-    """Which rows of the table that a scheme makes are trained ones, at a place of their own."""
-    rows = scheme.span(geometry).target
-    if not has_table:
-        return torch.zeros(rows, dtype=torch.bool)
-    return TRAINED[scheme.resize or "linear"](geometry.trained_length, rows)

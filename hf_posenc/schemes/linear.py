@@ -23,5 +23,5 @@ class Linear(RescaledRope):
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return linear_frequencies(inv_freq, factor)
 
-    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+    def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
         return {"rope_type": "linear", "factor": factor}

@@ -36,7 +36,7 @@ class Llama3(RescaledRope):
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return llama3_frequencies(inv_freq, factor, length, self.low_freq_factor, self.high_freq_factor)
 
-    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+    def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
         return {
             "rope_type": "llama3",
             "factor": factor,

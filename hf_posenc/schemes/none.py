@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.effects import Effect, Geometry, ImageEffect
+from ..core.axes import ANY_AXES
+from ..core.effects import Effect, Geometry
 from .base import Scheme, register_scheme
 
 
@@ -15,9 +16,7 @@ class NoPositions(Scheme):
 
     name = "none"
     summary = "no positions; a decoder has its causal mask"
+    axes = ANY_AXES
 
     def effect(self, geometry: Geometry) -> Effect:
         return Effect()
-
-    def on_images(self, geometry: Geometry) -> ImageEffect:
-        return ImageEffect()

@@ -48,7 +48,7 @@ class Ntk(RescaledRope):
             return factor
         return covering_alpha(inv_freq, factor, length) if isinstance(self.alpha, str) else float(self.alpha)
 
-    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+    def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
         plain = {"rope_type": "default", "rope_theta": self.theta(geometry)}
         alpha = self.alpha_for(present_frequencies(plain, geometry.rotary_dim)[0], factor, length)
         return {**plain, "rope_theta": ntk_theta(self.theta(geometry), alpha, geometry.rotary_dim)}

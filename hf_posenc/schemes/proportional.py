@@ -34,4 +34,4 @@ class Proportional(RotaryScheme):
             "factor": factor,
         }
         inv_freq = proportional_frequencies(rotary_dim(geometry), theta, portion, factor)
-        return Effect(rotation=Rotation(inv_freq=inv_freq, parameters=parameters))
+        return Effect(rotation=Rotation(inv_freq=inv_freq, rope_parameters=parameters))

@@ -21,4 +21,5 @@ class Rope(RotaryScheme):
     def effect(self, geometry: Geometry) -> Effect:
         theta = self.theta(geometry)
         inv_freq = default_frequencies(rotary_dim(geometry), theta)
-        return Effect(rotation=Rotation(inv_freq=inv_freq, parameters={"rope_type": "default", "rope_theta": theta}))
+        parameters = {"rope_type": "default", "rope_theta": theta}
+        return Effect(rotation=Rotation(inv_freq=inv_freq, rope_parameters=parameters))

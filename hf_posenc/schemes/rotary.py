@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.effects import Effect, Geometry, Rotation, Span
+from ..core.effects import Effect, Geometry, Rotation
 from .base import Scheme
-from .frequencies import base_frequencies, default_frequencies
+from .frequencies import as_longrope, base_frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +41,13 @@ class RescaledRope(RotaryScheme):
         scaled = self.rescaled(inv_freq, reach.factor, reach.trained)
         attention = self.attention_factor_for(reach.factor, reach.trained)
         if geometry.rope is None or geometry.rope.get("rope_type", "default") == "default":
-            words = self.words(reach.factor, reach.trained, geometry)
-            parameters: dict[str, Any] | None = {"rope_theta": self.theta(geometry), **words}
-        else:
-            parameters = self._on_scaled(geometry, scaled, attention * scaling, reach)
-        return Effect(rotation=Rotation(inv_freq=scaled, attention_scaling=attention * scaling, parameters=parameters))
-
-    @staticmethod
-    def _on_scaled(
-        geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span
-    ) -> dict[str, Any] | None:
-        """The words for a scaling of a RoPE that is scaled already; None where there are none."""
-        return factor_list(geometry, inv_freq, scaling, reach) if min(inv_freq) > 0 else None
+            written = self.rope_parameters(reach.factor, reach.trained, geometry)
+            parameters: dict[str, Any] | None = {"rope_theta": self.theta(geometry), **written}
+        else:  # a RoPE that is scaled already
+            parameters = as_longrope(geometry, scaled, attention * scaling, reach) if min(scaled) > 0 else None
+        return Effect(
+            rotation=Rotation(inv_freq=scaled, attention_scaling=attention * scaling, rope_parameters=parameters)
+        )
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         raise NotImplementedError
@@ -60,23 +55,6 @@ class RescaledRope(RotaryScheme):
     def attention_factor_for(self, factor: float, length: int) -> float:
         return 1.0
 
-    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
-        """The map in transformers' own keys, for a model whose RoPE is plain."""
+    def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+        """The map as `config.rope_parameters`, for a model whose RoPE is plain."""
         raise NotImplementedError
-
-
-def factor_list(geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span) -> dict[str, Any]:
-    """Any fixed set of frequencies as `longrope` with one list for short and long: loads anywhere, never switches."""
-    assert geometry.rope is not None
-    theta = float(geometry.rope["rope_theta"])
-    plain = default_frequencies(2 * len(inv_freq), theta)
-    factors = [p / f for p, f in zip(plain, inv_freq, strict=True)]
-    return {
-        "rope_type": "longrope",
-        "rope_theta": theta,
-        "short_factor": factors,
-        "long_factor": factors,
-        "factor": reach.factor,
-        "attention_factor": scaling,
-        "original_max_position_embeddings": reach.trained,
-    }

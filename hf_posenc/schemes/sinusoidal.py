@@ -1,21 +1,24 @@
-"""Sinusoids added to the input (Vaswani et al. 2017), at any length."""
+"""Sinusoids added to the input (Vaswani et al. 2017), of any coordinates."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ..core.axes import coordinates
-from ..core.effects import Effect, Geometry, ImageEffect
-from ..core.precision import Fp32Buffers
+from ..core.axes import ANY_AXES
+from ..core.effects import Effect, Geometry
 from ..core.tables import ComputedTable, held
 from ..errors import UnsupportedCell
 from .base import Scheme, register_scheme
 from .frequencies import default_frequencies
 
 LAYOUTS = ("interleaved", "concatenated")
+LOG, GAUSSIAN, LEARNED = "log", "gaussian", "learned"
+FREQUENCIES = (LOG, GAUSSIAN, LEARNED)
+"""Where the frequencies of a table come from."""
 
 
 def sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
@@ -30,25 +33,6 @@ def axis_sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
     return torch.cat([sinusoids(positions[..., a], inv_freq[a], layout) for a in range(len(inv_freq))], -1)
 
 
-class GridSinusoids(Fp32Buffers):
-    """A vector per patch of an image, computed for any number of rows and columns: first its x, then its y."""
-
-    posenc_frequencies: Tensor
-
-    def __init__(self, inv_freq: Tensor, layout: str, kind: str = "log", trained: bool = False):
-        super().__init__()
-        self.layout, self.kind = layout, kind
-        self.posenc_frequencies = held(inv_freq, saved=kind != "log", trained=trained)
-
-    def forward(self, rows: int, columns: int) -> Tensor:
-        here = coordinates(rows, columns, self.posenc_frequencies.device)
-        return axis_sinusoids(here, self.posenc_frequencies, self.layout)
-
-    def extra_repr(self) -> str:
-        axes, pairs = self.posenc_frequencies.shape
-        return f"axes={axes}, size={2 * axes * pairs}, frequencies={self.kind}, layout={self.layout}"
-
-
 def log_frequencies(size: int, axes: int, base: float) -> Tensor:
     """base^(-2i/n), n channels for each axis: (axes, n/2)."""
     return torch.tensor([default_frequencies(size // axes, base)] * axes)
@@ -56,26 +40,33 @@ def log_frequencies(size: int, axes: int, base: float) -> Tensor:
 
 def refuse_odd(size: int, axes: int) -> None:
     if size % (2 * axes):
+        if axes == 1:
+            each, fault, other = "", "odd", "alibi"
+        else:
+            each, fault, other = f" for each of {axes} axes", f"not a multiple of {2 * axes}", "axial_rope"
         raise UnsupportedCell(
-            f"Sinusoids come in pairs for each of {axes} axes, and this model's hidden size {size} is not a multiple "
-            f"of {2 * axes}."
+            f"Sinusoids come in pairs{each}, and this model's hidden size {size} is {fault}. Use a scheme that adds "
+            f"nothing to the input, such as {other!r}."
         )
 
 
 class SinusoidTable(ComputedTable):
-    inv_freq: Tensor
+    """An equal part of the channels for each axis. Random and learned frequencies are saved with the model."""
 
-    def __init__(self, size: int, base: float, layout: str, rows: int | None, like: Tensor):
-        super().__init__(size, rows, like)
-        self.base, self.layout = base, layout
-        frequencies = torch.tensor(default_frequencies(size, base), device=like.device)
-        self.inv_freq = nn.Buffer(frequencies, persistent=False)
+    posenc_frequencies: Tensor
+
+    def __init__(self, frequencies: Tensor, kind: str, layout: str, rows: int | None, like: Tensor):
+        super().__init__(2 * frequencies.numel(), rows, like)
+        self.kind, self.layout, self.axes = kind, layout, len(frequencies)
+        values = frequencies.to(like.device)
+        self.posenc_frequencies = held(values, saved=kind != LOG, trained=kind == LEARNED)
+
+    def vectors(self, coordinates: Tensor) -> Tensor:
+        return axis_sinusoids(coordinates, self.posenc_frequencies, self.layout)
 
     def extra_repr(self) -> str:
-        return f"size={self.size}, base={self.base:g}, layout={self.layout}"
-
-    def vectors(self, positions: Tensor) -> Tensor:
-        return sinusoids(positions, self.inv_freq, self.layout)
+        said = f"size={self.size}, frequencies={self.kind}, layout={self.layout}"
+        return f"axes={self.axes}, {said}" if self.axes > 1 else said
 
 
 @register_scheme
@@ -86,6 +77,7 @@ class Sinusoidal(Scheme):
     name = "sinusoidal"
     summary = "sines and cosines added to the input"
     adds_to_input = True
+    axes = ANY_AXES
 
     base: float = 10_000.0
     layout: str = "interleaved"
@@ -96,28 +88,34 @@ class Sinusoidal(Scheme):
         self._check_choice("layout", LAYOUTS)
 
     def effect(self, geometry: Geometry) -> Effect:
-        if geometry.hidden_size % 2:
-            raise UnsupportedCell(
-                f"Sinusoids come in pairs, and this model's hidden size {geometry.hidden_size} is odd. "
-                "Use a scheme that adds nothing to the input, such as 'alibi'."
-            )
-        return Effect(table=_Source(self, geometry))
+        refuse_odd(geometry.hidden_size, geometry.axes)
+        return Effect(
+            table=SinusoidSource(geometry, self.span(geometry).target, self.frequencies_of, LOG, self.layout)
+        )
 
-    def on_images(self, geometry: Geometry) -> ImageEffect:
-        axes = len(geometry.grid)
-        refuse_odd(geometry.hidden_size, axes)
-        return ImageEffect(table=GridSinusoids(log_frequencies(geometry.hidden_size, axes, self.base), self.layout))
+    def frequencies_of(self, size: int, axes: int) -> Tensor:
+        return log_frequencies(size, axes, self.base)
 
 
 @dataclass(frozen=True)
-class _Source:
-    scheme: Sinusoidal
+class SinusoidSource:
+    """Sines and cosines of whatever frequencies, for a model of this geometry."""
+
     geometry: Geometry
+    rows: int
+    """How many a checkpoint holds, where the family has a table of its own."""
+    frequencies: Callable[[int, int], Tensor]
+    """By size and axes: (axes, pairs)."""
+    kind: str
+    layout: str
     reads_native: bool = False
 
+    def new_rows(self, has_native: bool) -> None:
+        return None
+
     def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
-        rows = None if native is None else self.scheme.span(self.geometry).target
         size = self.geometry.hidden_size if native is None else native.embedding_dim
-        return SinusoidTable(size, self.scheme.base, self.scheme.layout, rows, like)
+        rows = None if native is None else self.rows
+        return SinusoidTable(self.frequencies(size, self.geometry.axes), self.kind, self.layout, rows, like)
 
     restored = module

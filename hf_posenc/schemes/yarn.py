@@ -52,7 +52,7 @@ class Yarn(RescaledRope):
             return float(self.attention_factor)
         return yarn_attention_factor(factor, self.mscale, self.mscale_all_dim)
 
-    def words(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
+    def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
         # All keys are written out: a reader with other defaults then still computes the same.
         return {
             "rope_type": "yarn",

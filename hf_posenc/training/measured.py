@@ -19,8 +19,8 @@ from ..evaluation.measures.retrieval import retrieval
 from ..evaluation.measures.rows import Row
 from ..evaluation.measures.texts import Document, bos_of, spread_windows, tokenized, window_ids
 from ..families import places
-from ..patching.measure import own_length
-from ..patching.patch import is_patched
+from ..patching.live import is_patched
+from ..patching.sizes import own_length
 from .rows import IGNORED
 from .settings import MeasureSettings
 

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer
 
 from ..errors import PosencError
+from ..patching.live import links
 from ..patching.patch import set_rendering
 from ..runtime.positions import PREFIX, Call
 from .loss import shifted
@@ -88,8 +89,7 @@ def share_text(model: Any) -> None:
             f"The model drops attention in training ({dropped[0]}), and under context parallelism the gradient would "
             f"not know what was dropped: only the last of several draws is kept. Set {dropped[0]} to 0 in its config."
         )
-    layers = [(module, vars(module).get("posenc_link")) for module in model.modules()]
-    patched = [(m, link) for m, link in layers if link is not None and hasattr(link.root, "posenc" + link.suffix)]
+    patched = links(model.modules())
     why = next(filter(None, (more_than_causal(link) for _, link in patched)), None)
     if why is not None:
         raise PosencError(

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PosencError
-from ...patching.describe import bare
 from ...patching.embedders import is_embedder
 from ...patching.lengths import reach
+from ...patching.live import bare
 from .estimates import mean_and_error
 from .haystacks import Haystacks, haystacks
 from .needles import fitted

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from ...errors import PosencError
-from ...patching.describe import bare
 from ...patching.lengths import found_places
-from ...patching.patch import is_patched
+from ...patching.live import bare, is_patched, links
 
 CHUNK = 512
 """Tokens whose logits are held at once."""
@@ -158,9 +157,7 @@ def cacheable(model: Any) -> bool:
 
 def forgets(model: nn.Module) -> bool:
     """Whether a scheme drops keys from the cache: it can be read over one, but that cannot be cut back."""
-    links = [vars(module).get("posenc_link") for module in model.modules()]
-    shared = [getattr(link, "shared", None) for link in links if link is not None and link.root is not None]
-    return any(getattr(positions, "forgets", False) for positions in shared)
+    return any(link.shared.forgets for _, link in links(model.modules()))
 
 
 def bodies(model: PreTrainedModel) -> list[nn.Module]:

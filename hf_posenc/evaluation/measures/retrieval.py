@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...errors import PosencError
-from ...patching.describe import bare
+from ...patching.live import bare
 from .losses import Pass, cacheable, forgets, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together

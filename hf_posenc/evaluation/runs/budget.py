@@ -9,7 +9,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from ...errors import PosencError
-from ...patching.describe import bare
+from ...patching.live import bare
 
 GB = 2**30
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import PosencError
-from ...patching.describe import bare
 from ...patching.lengths import trained_length
-from ...patching.patch import is_patched, unpatch_model
+from ...patching.live import bare, is_patched
+from ...patching.patch import unpatch_model
 from ..measures.embeddings import PASSAGES, Chunked, Embedder, embedded, embedder_of, embedding_retrieval, passages
 from ..measures.embeddings import similarity_rows as moved
 from ..measures.haystacks import haystacks

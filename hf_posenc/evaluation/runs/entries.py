@@ -57,7 +57,7 @@ def _value(text: str) -> Any:
 def patched(model: Any, entry: Entry, target_length: int) -> None:
     """Patch the model with a scheme; random parts are the same every time."""
     given = dict(entry.options)
-    if not {"target_length", "factor"} & set(given) or entry.scheme == "dynamic_ntk":
+    if not {"target_length", "factor"} & set(given) or not SCHEMES[entry.scheme].factor_reaches:
         given.setdefault("target_length", target_length)  # dynamic_ntk's factor is head-room, not a length
     try:
         patch_model(model, entry.scheme, existing=given.pop("existing", "extend"), **given)

@@ -9,8 +9,8 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from ...patching.describe import bare, describe
-from ...patching.patch import is_patched
+from ...patching.describe import describe
+from ...patching.live import bare, is_patched
 from ..measures.perplexity import Progress
 from ..measures.rows import Row
 from .results import Results

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...errors import PosencError
-from ...patching.describe import bare
+from ...patching.live import bare
 from ..measures.rows import Row
 from ..measures.texts import Document
 

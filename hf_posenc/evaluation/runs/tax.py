@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ...errors import PosencError
-from ...patching.describe import bare
-from ...patching.patch import journal_of
+from ...patching.live import bare, journal_of
 from ..measures.estimates import mean_and_error
 from ..measures.rows import Row
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import PosencError, suggestion
-from ...patching.describe import bare
 from ...patching.lengths import refuse_beyond_reach
+from ...patching.live import bare
 from ..measures.retrieval import accuracy
 from ..measures.rows import Row
 from ..measures.texts import refuse_missing

@@ -1,0 +1,226 @@
+"""The sites inside attention: what its layers must do that they do not do by themselves, or leave that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AttentionMaskInterface
+
+from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation
+from ..errors import PosencError, UnsupportedCell
+from ..families import Group, Places, Stack
+from ..families.finding import argument_names, attention_layers
+from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
+from ..runtime.grids import GridLink, before_image, before_rotation
+from ..runtime.hooks import before_biased_layer
+from ..runtime.positions import PREFIX, Link, Positions, before_attention
+from .edits import Edit, Hook, Swap, has_hook
+from .grades import refuse_lost_bias
+from .rope_config import Effects
+from .tables import module_faults
+
+KERNELS = ("sdpa", "eager")
+"""Attention that our own stands on."""
+
+
+def works_inside(effect: Effect, stack: Stack) -> bool:
+    """Whether attention layers must do what they do not do by themselves, or leave what they do."""
+    added = effect.bias is not None or effect.pattern is not None
+    return added or rotates_inside(effect, stack) or bool(stack.family.bias and stack.attentions)
+
+
+def rotates_inside(effect: Effect, stack: Stack) -> bool:
+    """Whether q and k are rotated by us, not by the model's own rotary module."""
+    return effect.rotation is not None and (effect.rotation.follows_length or not stack.rotaries)
+
+
+def attention_edits(
+    stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry]
+) -> list[Edit]:
+    edits: list[Edit] = [Swap(bias.owner, bias.name, None, beside=stack.weight) for bias in stack.biases]
+    for layer in stack.biased:
+        edits += [Hook(layer, before_biased_layer), Swap(layer, "posenc_family", stack.family)]
+    if not any(works_inside(effects[group.name], stack) for group in groups):
+        return edits
+    for group in groups:
+        refuse_lost_bias(effects[group.name], stack.family)
+    _refuse_unreached(stack, groups, effects)
+    _refuse_kernel(stack.config)
+    kernel = PREFIX + stack.config._attn_implementation
+    edits.append(Swap(stack.config, "_attn_implementation", kernel))
+    if stack.grid:
+        return edits + _grid_edits(stack, effects[groups[0].name])
+    return edits + _text_edits(stack, groups, effects, geometries)
+
+
+def _refuse_unreached(stack: Stack, groups: list[Group], effects: Effects) -> None:
+    """Raise where some layers that should take part cannot be reached."""
+    taken = [effects[group.name].rotation for group in groups if works_inside(effects[group.name], stack)]
+    lost = any(rotation is None or rotation.follows_length for rotation in taken)
+    if stack.rotaries and stack.unreached and lost:  # layers that rotate by themselves would lose their positions
+        names = sorted({type(module).__name__ for module in stack.unreached})
+        raise UnsupportedCell(
+            f"This scheme takes rotation away and works inside attention, and {', '.join(names)} of this "
+            f"{stack.config.model_type!r} model rotates its input by itself, out of reach. Schemes that rescale RoPE "
+            "('ntk', 'yarn', 'linear') work."
+        )
+    if not stack.attentions:
+        raise UnsupportedCell(
+            f"This scheme works inside attention, and {stack.config.model_type!r} computes its scores by itself "
+            "instead of through transformers' attention interface, where they could be changed without copying its "
+            "code. Schemes that change the position table or rescale RoPE work, where the model has one."
+        )
+
+
+def _refuse_kernel(config: Any) -> None:
+    kernel = config._attn_implementation
+    if kernel not in KERNELS:
+        raise PosencError(
+            f"This scheme works inside attention, through the 'sdpa' and 'eager' kernels; the model uses {kernel!r}. "
+            "Call model.set_attn_implementation('sdpa') first."
+        )
+
+
+def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry]) -> list[Edit]:
+    if any(effects[group.name].forgets for group in groups):
+        _refuse_to_forget(stack, groups, geometries)
+    edits: list[Edit] = []
+    linked: set[int] = set()
+    for group in groups:
+        suffix = f"_{group.layer_type}" if len(groups) > 1 else ""
+        layers = rotated_layers(group, geometries[group.name])
+        if not layers:
+            raise UnsupportedCell(
+                f"This scheme works inside attention, and no layer of this {stack.config.model_type!r} model is of "
+                f"the kind {group.layer_type!r} that its rope parameters name."
+            )
+        edits += _shared_edits(stack, effects[group.name], geometries[group.name], suffix)
+        for attention in layers:
+            link = Link(stack.root, suffix, attention, attention is layers[0], stack.family.table)
+            edits += [Swap(attention, "posenc_link", link), Hook(attention, before_attention)]
+            linked.add(id(attention))
+    others = [a for a in (*stack.attentions, *stack.crosses) if id(a) not in linked]
+    return edits + [Swap(other, "posenc_link", Link(None)) for other in others]
+
+
+def rotated_layers(group: Group, geometry: Geometry) -> list[Any]:
+    """The layers of a group that have positions at all."""
+    return [a for i, a in enumerate(group.attentions) if i not in geometry.unturned]
+
+
+def _shared_edits(stack: Stack, effect: Effect, geometry: Geometry, suffix: str) -> list[Edit]:
+    """What the layers of a group share, on the base model."""
+    weight: Any = stack.weight.weight
+    rotation = effect.rotation if rotates_inside(effect, stack) else None
+    assert not isinstance(rotation, CoordinateRotation)
+    shared = Positions(rotation, weight.device, geometry.layout, effect.pattern, effect.forgets)
+    edits: list[Edit] = [Swap(stack.root, "posenc" + suffix, shared)]
+    if effect.bias is not None:
+        bias = effect.bias.to(device=weight.device, dtype=weight.dtype)
+        edits.append(Swap(stack.root, "posenc_bias" + suffix, bias))
+    return edits
+
+
+def _grid_edits(stack: Stack, effect: Effect) -> list[Edit]:
+    """Layers that rotate by rows and columns, which the model tells them."""
+    if not isinstance(effect.rotation, CoordinateRotation) or effect.bias is not None or effect.pattern is not None:
+        raise UnsupportedCell(
+            "This scheme looks at the distance between two tokens, and patches of an image are apart by rows and by "
+            "columns. Schemes for images rotate by coordinates, or add to the input."
+        )
+    edits: list[Edit] = [Hook(stack.root, before_image)]
+    edits.append(Swap(stack.root, "posenc_rotation", effect.rotation.to(stack.weight.weight.device)))
+    for index, attention in enumerate(stack.attentions):
+        edits.append(Swap(attention, "posenc_link", GridLink(stack.root, index, stack.special)))
+        edits.append(Hook(attention, before_rotation))
+    return edits
+
+
+def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Mapping[str, Geometry]) -> None:
+    """A cache that drops keys must drop the same ones in all layers, once a pass."""
+    patched = {id(a) for group in groups for a in group.attentions}
+    types = getattr(stack.config, "layer_types", None) or [""] * len(stack.attentions)
+    sliding = getattr(stack.config, "sliding_window", None) or any("sliding" in name for name in types)
+    if sliding or any(geometries[group.name].unturned for group in groups) or len(patched) < len(stack.attentions):
+        raise UnsupportedCell(
+            f"This scheme drops the same keys in every layer, and some layers of this {stack.config.model_type!r} "
+            "model are of another kind: they have a sliding window of their own (config.sliding_window), or no "
+            "positions."
+        )
+    if any({"layer_idx", "cycle_offset"} & set(argument_names(a)) for a in stack.attentions):
+        raise UnsupportedCell("This scheme drops keys once a pass, and this model runs its layers more than once.")
+
+
+def stranger_edits(where: Places) -> list[Edit]:
+    """Attention layers that belong to no stack but share its config, such as those of a speech encoder."""
+    known = {id(a) for stack in where.stacks for a in (*stack.attentions, *stack.crosses)}
+    own, crosses = attention_layers(where.base, where.config.model_type)
+    return [Swap(layer, "posenc_link", Link(None)) for layer in (*own, *crosses) if id(layer) not in known]
+
+
+# --- whether it is still done ----------------------------------------------------------------------------------------
+
+
+def attention_faults(
+    stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry]
+) -> list[str]:
+    """`groups`: those of the stack that are patched."""
+    faults, name = [], stack.config._attn_implementation
+    if stack.biases:
+        faults.append(f"{len(stack.biases)} relative position biases are back")
+    for layer in stack.biased:
+        if not has_hook(layer, before_biased_layer):
+            faults.append(f"a {type(layer).__name__} has lost the hook that takes its own bias away")
+    if not any(works_inside(effects[group.name], stack) for group in groups):
+        return [*faults, f"the scheme needs no {name!r}"] if name.startswith(PREFIX) else faults
+    if not name.startswith(PREFIX):
+        faults.append(f"the attention is {name!r}, which drops the scheme; set it to {PREFIX + 'sdpa'!r}")
+    elif name not in AttentionMaskInterface._global_mapping:
+        faults.append(f"no mask function is registered for {name!r}, so that padding would be seen")
+    if stack.grid:
+        return faults + _grid_faults(stack, effects[groups[0].name])
+    for group in groups:
+        faults += _group_faults(group, effects[group.name], geometries[group.name])
+    return faults
+
+
+def _grid_faults(stack: Stack, effect: Effect) -> list[str]:
+    assert isinstance(effect.rotation, CoordinateRotation)
+    faults = _lost_hooks(stack.attentions, before_rotation)
+    if not has_hook(stack.root, before_image):
+        faults.append("the model has lost the hook that tells its layers the rows and columns")
+    return faults + module_faults(stack.root, "posenc_rotation", effect.rotation)
+
+
+def _lost_hooks(layers: list[Any], hook: Any) -> list[str]:
+    hooked = [has_hook(layer, hook) for layer in layers]
+    return [] if all(hooked) else [f"{hooked.count(False)} of {len(hooked)} attention layers have lost their hook"]
+
+
+def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]:
+    layers = rotated_layers(group, geometry)
+    faults = _lost_hooks(layers, before_attention)
+    if faults:
+        return faults
+    link = layers[0].posenc_link
+    shared, bias = getattr(link.root, "posenc" + link.suffix, None), link.bias
+    if shared is None:
+        return ["the base model has lost its 'posenc' module"]
+    if rotates_inside(effect, group.stack):
+        rotation = effect.rotation
+        assert isinstance(rotation, Rotation)
+        live = shared.inv_freq.float().cpu()
+        if shared.rotation != rotation or not torch.equal(live, torch.tensor(rotation.inv_freq)):
+            faults.append("the live frequencies are not those of the scheme")
+    if shared.pattern != effect.pattern or shared.forgets != effect.forgets:
+        faults.append("the pattern of keys is not that of the scheme")
+    if (effect.bias is None) != (bias is None):
+        faults.append("the bias of the scheme is missing" if effect.bias else "there is a bias that the scheme lacks")
+    elif effect.bias is not None and bias is not None:
+        live_buffers = dict(bias.named_buffers())
+        for key, wanted in effect.bias.named_buffers():
+            if key in live_buffers and not torch.equal(live_buffers[key].cpu(), wanted):
+                faults.append(f"{key} of the bias are not those of the scheme")
+    return faults

@@ -1,0 +1,59 @@
+"""What a live model carries of its patch, for everybody who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedModel
+from ..runtime.positions import Link
+from .edits import Journal
+from .embedders import inner_model
+from .records import Record
+
+
+def bare(model: Any) -> PreTrainedModel:
+    """The transformers model inside a PEFT or compiled one, or in a SentenceTransformer."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, PreTrainedModel):
+        model = inner_model(model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    refuse_strangers(model)
+    inner: PreTrainedModel = model
+    return inner
+
+
+def refuse_strangers(model: Any) -> None:
+    """Raise for what is no transformers model."""
+    if not isinstance(model, PreTrainedModel):
+        inner = getattr(model, "module", None)
+        hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
+        raise UnsupportedModel(
+            "A transformers PreTrainedModel or a SentenceTransformer is wanted, got "
+            f"{type(model).__module__}.{type(model).__qualname__}.{hint}"
+        )
+
+
+def is_patched(model: Any) -> bool:
+    return journal_of(model if isinstance(model, PreTrainedModel) else inner_model(model)) is not None
+
+
+def journal_of(model: PreTrainedModel) -> Journal | None:
+    """What undoes the patch of a model; None if it has none."""
+    return getattr(model.base_model, "posenc_journal", None)
+
+
+def record_of(model: PreTrainedModel) -> Record | None:
+    """What the config of a model says of its patch."""
+    data = getattr(model.config, "posenc", None)
+    return None if data is None else Record.from_dict(data)
+
+
+def links(modules: Iterable[nn.Module]) -> list[tuple[Any, Link]]:
+    """The attention layers among modules in which a patch adds a bias or pattern, or rotates by positions of a text;
+    each with how it finds what it shares with the others."""
+    found = ((module, vars(module).get("posenc_link")) for module in modules)
+    return [(m, link) for m, link in found if isinstance(link, Link) and hasattr(link.root, "posenc" + link.suffix)]

@@ -1,0 +1,280 @@
+"""`config.rope_parameters`: how a rotation is written into a config, and what a family's own code makes of it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation, Span
+from ..errors import UnsupportedCell, UnsupportedModel
+from ..families import Group, Stack
+from ..families.finding import frequency_buffers, own_rotary
+from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, frequencies, hushed, scaling_of
+from ..schemes.frequencies import as_longrope
+from .edits import Edit, Swap
+
+Effects = dict[str, Effect]
+"""By group of layers."""
+Rotations = Mapping[str, Rotation | None]
+"""By type of layer; "" where all share one."""
+Parameters = dict[str, dict[str, Any]]
+"""Rope parameters by type of layer."""
+
+SCALING_KEYS = (
+    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
+    *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
+    *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+)
+"""The keys of `rope_parameters` that say how RoPE is scaled; the others say what it rotates."""
+MOVING = ("dynamic", "longrope")
+"""transformers' own types of RoPE whose frequencies change with each call."""
+
+
+# --- what a config says ----------------------------------------------------------------------------------------------
+
+
+def rope_of(config: Any, layer_type: str) -> Any:
+    """The rope parameters of a config for one type of layer."""
+    rope = getattr(config, "rope_parameters", None)
+    return rope.get(layer_type) if layer_type and isinstance(rope, dict) else rope
+
+
+def own_rope(group: Group) -> dict[str, Any]:
+    """A copy of the rope parameters of a group of layers, which are checked to be some."""
+    config = group.stack.config
+    rope = rope_of(config, group.layer_type)
+    if not isinstance(rope, dict) or not isinstance(rope.get("rope_theta"), (int, float)):
+        raise UnsupportedModel(
+            f"config.rope_parameters of this {config.model_type!r} model should be one set with a rope_theta"
+            f"{f' for {group.layer_type!r}' if group.layer_type else ''}, and is {rope!r}."
+        )
+    return {"rope_type": "default", **copy.deepcopy(rope)}
+
+
+def unrelated_to_scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of rope parameters that a patch keeps, such as which part of a head rotates; and theta."""
+    skipped = set(SCALING_KEYS)
+    if rope.get("rope_type") == "proportional":  # there the part that rotates is the scaling
+        skipped.add("partial_rotary_factor")
+    if "llama_4_scaling_beta" in rope:  # which counts from there
+        skipped.discard("original_max_position_embeddings")
+    kept = {key: copy.deepcopy(value) for key, value in rope.items() if key not in skipped}
+    return {"rope_theta": rope["rope_theta"], **kept}
+
+
+def pinned(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the kept rope parameters must stay as it is, since something else reads it too."""
+    return {k: v for k, v in kept.items() if k == "original_max_position_embeddings"}
+
+
+def merged(rope: dict[str, Any], new: Parameters) -> dict[str, Any]:
+    """A config's `rope_parameters` with new ones for some types of layers."""
+    return new[""] if "" in new else {**copy.deepcopy(rope), **new}
+
+
+def config_with(config: Any, new: Parameters) -> Any:
+    """A copy of a config with new rope parameters, or why it does not take them."""
+    changed = copy.deepcopy(config)
+    changed.rope_parameters = copy.deepcopy(merged(config.rope_parameters, new))
+    try:
+        with hushed():
+            changed.validate()
+    except Exception as error:  # every model's config has its own ways to refuse
+        return str(error.__cause__ or error).splitlines()[0]
+    return changed
+
+
+# --- rotary modules --------------------------------------------------------------------------------------------------
+
+
+def rotary_from(config: Any, like: Any) -> Any:
+    """A rotary module of the same class as another, made from a config as its model would make it."""
+    own = own_rotary(like)
+    arguments = {"config": config}
+    for name in list(inspect.signature(type(own).__init__).parameters)[1:]:
+        if name not in ("config", "device") and hasattr(own, name):
+            arguments[name] = getattr(own, name)
+    return type(own)(**arguments)
+
+
+def rotary_with(rotations: Rotations, like: Any) -> Any:
+    """A copy of a rotary module that rotates layers of these types so, or not at all, whatever its config says."""
+    own = own_rotary(like)
+    copied = copy.deepcopy(own, {id(own.config): own.config})
+    for layer_type, rotation in rotations.items():
+        name = frequency_buffers(copied)[layer_type]
+        live = getattr(own, name)
+        values = torch.tensor(rotation.inv_freq) if rotation else torch.zeros(len(live))
+        prefix = f"{layer_type}_" if layer_type else ""
+        for buffer in (name, f"{prefix}original_inv_freq"):
+            if hasattr(copied, buffer):
+                setattr(copied, buffer, values.to(live.device, copy=True))
+        if hasattr(copied, f"{prefix}attention_scaling"):
+            setattr(copied, f"{prefix}attention_scaling", rotation.attention_scaling if rotation else 1.0)
+        elif rotation is not None and rotation.attention_scaling != 1.0:
+            raise UnsupportedCell(f"{type(own).__name__} cannot scale attention, which this scheme does.")
+    if hasattr(copied, "rope_type"):
+        keep_frequencies(copied, rotations)
+    return copied
+
+
+def keep_frequencies(module: Any, layer_types: Iterable[str]) -> None:
+    """Let a rotary module keep its frequencies: the types that look at the length in each pass are not needed."""
+    for layer_type in layer_types:
+        if isinstance(module.rope_type, dict):
+            module.rope_type[layer_type] = "default"
+        else:
+            module.rope_type = "default"
+
+
+# --- what a patch does -----------------------------------------------------------------------------------------------
+
+
+def rotary_edits(
+    stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry], reach: Span, sealed: bool
+) -> list[Edit]:
+    """Rotary modules that rotate as the scheme means, and the rope parameters that say so: the same, to whoever loads
+    them. Where those cannot say it, a `rope_type` that nobody knows."""
+    rotations = {group.layer_type: _fixed_rotation(effects[group.name]) for group in groups}
+    if sealed:
+        parameters = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), "rope_type": SEALED} for t in rotations}
+        refusal = config_with(stack.config, parameters)
+        if isinstance(refusal, str):
+            raise UnsupportedCell(
+                f"A checkpoint of this could not be marked as one that only hf_posenc can load: the config of "
+                f"{stack.config.model_type!r} models refuses a RoPE that it does not know ({refusal})."
+            )
+        modules = [rotary_with(rotations, site.module) for site in stack.rotaries]
+    else:
+        ways = rope_parameters_for(stack, groups, effects, geometries, reach)
+        parameters, modules = _modules_from(stack, rotations, ways)
+    edits: list[Edit] = [Swap(stack.config, "rope_parameters", merged(stack.config.rope_parameters, parameters))]
+    for site, module in zip(stack.rotaries, modules, strict=True):
+        device = next(iter(site.module.buffers())).device
+        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed)))
+    return edits
+
+
+def _fixed_rotation(effect: Effect) -> Rotation | None:
+    """The rotation that rotary modules do; those that follow the length, or pairs of tokens, are done in attention."""
+    rotation = effect.rotation
+    if rotation is None or rotation.follows_length or isinstance(rotation, CoordinateRotation):
+        return None
+    return rotation
+
+
+def rope_parameters_for(
+    stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry], reach: Span
+) -> list[Parameters]:
+    """Ways to say what the groups' rotations are in `rope_parameters`, the plainest first.
+
+    The last one, a factor for each pair, fits models that know no other type but `longrope`.
+    """
+    ways: list[Parameters] = [{}, {}, {}]
+    for group in groups:
+        rotation, geometry = _fixed_rotation(effects[group.name]), geometries[group.name]
+        kept = unrelated_to_scaling(rope_of(stack.config, group.layer_type))
+        if rotation is None:
+            said: list[Mapping[str, Any]] = list(UNROTATED)
+            pairs: Sequence[float] = (1e-30,) * (geometry.rotary_dim // 2)
+            scaling = 1.0
+        else:
+            said = [rotation.rope_parameters or {}] * 2
+            pairs, scaling = rotation.inv_freq, rotation.attention_scaling
+        if min(pairs) > 0:
+            original = getattr(stack.config, "original_max_position_embeddings", None)  # which Phi's config insists on
+            own = {"original_max_position_embeddings": original} if original else {}
+            said.append({**as_longrope(geometry, pairs, scaling, reach), **own, **pinned(kept)})
+        for way, parameters in zip(ways, said, strict=False):
+            if all(parameters.get(key, value) == value for key, value in pinned(kept).items()):
+                way[group.layer_type] = {**kept, **parameters}
+    return [way for way in ways if len(way) == len(groups)]
+
+
+def _modules_from(stack: Stack, rotations: Rotations, ways: list[Parameters]) -> tuple[Parameters, list[Any]]:
+    """The family's own rotary modules made from new parameters, as anyone who loads the config will make them; from
+    the first of these ways to say them that gives what is meant."""
+    reasons = []
+    for parameters in ways:
+        config = config_with(stack.config, parameters)
+        if isinstance(config, str):
+            reasons.append(config)
+            continue
+        try:
+            modules = [rotary_from(config, site.module) for site in stack.rotaries]
+        except (KeyError, TypeError, ValueError) as error:
+            reasons.append(f"{type(error).__name__}: {error}")
+            continue
+        faults = [_misfit(site.module, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
+        if not any(faults):
+            for module in modules:
+                keep_frequencies(module, rotations)
+            return parameters, modules
+        reasons += filter(None, faults)
+    raise UnsupportedCell(
+        f"This scheme cannot be said in the config of a {stack.config.model_type!r} model: {reasons[0]}."
+    )
+
+
+def _misfit(live: Any, new: Any, rotations: Rotations) -> str:
+    """Why a rotary module made anew is not what was meant; empty if it is."""
+    for layer_type in frequency_buffers(new):
+        meant, scaling = frequencies(live, layer_type).float().cpu(), scaling_of(live, layer_type)
+        if layer_type in rotations:
+            rotation = rotations[layer_type]
+            meant = torch.tensor(rotation.inv_freq) if rotation else torch.zeros(len(meant))
+            scaling = rotation.attention_scaling if rotation else 1.0
+        found = frequencies(new, layer_type).float().cpu()
+        if found.shape != meant.shape or not torch.allclose(found, meant, rtol=1e-5, atol=STILL):
+            return f"{type(new).__name__} computes other frequencies from it"
+        if not math.isclose(scaling_of(new, layer_type), scaling, rel_tol=1e-6):
+            return f"{type(new).__name__} scales attention by {scaling_of(new, layer_type):g}, not by {scaling:g}"
+    return ""
+
+
+# --- whether it is still done ----------------------------------------------------------------------------------------
+
+
+def rotary_faults(stack: Stack, groups: list[Group], effects: Effects, sealed: bool) -> list[str]:
+    """`groups`: all of the stack; `effects`: by group of layers that is patched, empty on a model that is not."""
+    faults: list[str] = []
+    by_type = {group.layer_type: group for group in groups}
+    for site in stack.rotaries:
+        if effects and not isinstance(site.module, Rotary):
+            faults.append("the rotary module of the patch was replaced")
+        for layer_type in site.buffers:
+            group = by_type[layer_type]
+            faults += _frequency_faults(group, site.module, effects.get(group.name), sealed)
+    return list(dict.fromkeys(faults))
+
+
+def _frequency_faults(group: Group, module: Any, effect: Effect | None, sealed: bool) -> list[str]:
+    layer_type, kind = group.layer_type, own_rope(group)["rope_type"]
+    prefix = f"{layer_type}_" if layer_type else ""
+    moving = effect is None and kind in MOVING
+    live = (getattr(module, f"{prefix}original_inv_freq") if moving else frequencies(module, layer_type)).float().cpu()
+    wanted = live
+    if effect is not None:
+        rotation = _fixed_rotation(effect)
+        wanted = torch.zeros(len(live)) if rotation is None else torch.tensor(rotation.inv_freq)
+    if not torch.allclose(live, wanted, rtol=1e-5, atol=STILL):
+        return ["the rotation is not switched off" if sealed else "the live frequencies are not those of the scheme"]
+    if sealed:  # such a config cannot be built anew by transformers; layers that are left alone are as they were
+        return [] if effect is None or kind == SEALED else ["the config does not say that its rotation is sealed"]
+    fresh = rotary_from(group.stack.config, module)
+    half = frequencies(module, layer_type).dtype != torch.float32
+    faults, new = [], frequencies(fresh, layer_type)
+    if new.shape != live.shape or not torch.allclose(new, live, rtol=1e-2 if half else 1e-5, atol=STILL):
+        faults.append(
+            f"config.rope_parameters ({kind!r}) means other frequencies than the live rotary module has; a config "
+            "edited after construction changes nothing, use patch_model"
+        )
+    meant, scaling = scaling_of(fresh, layer_type), scaling_of(module, layer_type)
+    if not math.isclose(meant, scaling, rel_tol=1e-5):
+        faults.append(f"the config means an attention scale of {meant:g}, the live module has {scaling:g}")
+    return faults

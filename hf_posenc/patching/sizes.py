@@ -1,0 +1,117 @@
+"""How far positions reach by a config: the length of a text or the size of images; and which of them there are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from ..core.effects import Effect, Geometry, OwnGrid, Span
+from ..families import Family, Places, Stack
+from ..families.places import grid_size, sides
+from .edits import Edit, Swap
+from .grades import is_sealed
+from .records import switches
+
+
+def own_length(where: Places) -> int | None:
+    """How long a text the config allows, in tokens; None where it says nothing, or where no text is read."""
+    length = getattr(where.config, where.family.length, None)
+    if len(where.family.axes) > 1 or not isinstance(length, int) or isinstance(length, bool) or length <= 0:
+        return None
+    return length - counted_rows(where)
+
+
+def counted_rows(where: Places) -> int:
+    """What the config's length counts that are not positions."""
+    return where.family.offset(where.config) if where.family.counted else 0
+
+
+def original_values(where: Places) -> dict[str, Any]:
+    """The config values that a patch replaces, as JSON holds them."""
+    config, family, values = where.config, where.family, {}
+    if hasattr(config, family.length):
+        length = getattr(config, family.length)
+        values[family.length] = list(length) if isinstance(length, tuple) else length
+    if getattr(config, "rope_parameters", None):
+        values["rope_parameters"] = copy.deepcopy(config.rope_parameters)
+    for flag in switches(family):
+        values[flag] = getattr(config, flag)
+    return values
+
+
+def promised_size(where: Places, effect: Effect, reach: Span) -> Any:
+    """What the config of a patched model says of its length, or of the size of its images."""
+    if len(where.family.axes) == 1:
+        return reach.target + counted_rows(where)
+    given = effect.table.image_size if isinstance(effect.table, OwnGrid) else None
+    return getattr(where.config, where.family.length) if given is None else given
+
+
+def size_edits(where: Places, effect: Effect, size: Any) -> list[Edit]:
+    """What the config says of sizes and of the kinds of positions that there are, and the modules that note it."""
+    config, family, edits = where.config, where.family, list[Edit]()
+    if hasattr(config, family.length):
+        edits.append(Swap(config, family.length, size))
+    if family.switch:
+        edits.append(Swap(config, family.switch[0], False))
+        edits += [Swap(stack.root, family.switch[1], False) for stack in where.stacks]
+    edits += [Swap(config, flag, False) for flag in family.bias_flags]
+    if family.table_flag:
+        edits.append(Swap(config, family.table_flag, effect.table is not None or is_sealed(effect, family)))
+    for stack in where.stacks:
+        edits += _noted_sizes(stack, size) if stack.grid else []
+    return edits
+
+
+def _noted_sizes(stack: Stack, size: Any) -> list[Edit]:
+    """The sizes that the embeddings of a vision model have written down."""
+    height, width = sides(size)
+    rows, columns = grid_size(size, stack.patch)
+    counts = {"num_patches": rows * columns, "num_positions": stack.offset + rows * columns}
+    edits: list[Edit] = [Swap(stack.root, "posenc_patch", stack.patch)]
+    for holder in filter(None, (stack.embeddings, getattr(stack.embeddings, "patch_embeddings", None))):
+        if hasattr(holder, "image_size"):
+            edits.append(Swap(holder, "image_size", height if isinstance(holder.image_size, int) else (height, width)))
+        edits += [Swap(holder, name, count) for name, count in counts.items() if hasattr(holder, name)]
+    if hasattr(stack.embeddings, "position_ids"):
+        ids = torch.arange(counts["num_positions"], device=stack.embeddings.position_ids.device)
+        edits.append(Swap(stack.embeddings, "position_ids", ids[None]))
+    return edits
+
+
+def size_faults(where: Places, effect: Effect, reach: Span, original: dict[str, Any]) -> list[str]:
+    """Where a config no longer promises what the patch wrote. Lengths of a text may be changed by hand."""
+    if len(where.family.axes) == 1:
+        return []
+    name, given = where.family.length, getattr(effect.table, "image_size", None)
+    found = getattr(where.config, name)
+    if sides(found) != sides(original[name] if given is None else given):
+        return [f"config.{name} is {found}, which is not what the scheme means"]
+    return []
+
+
+def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Geometry, reach: Span) -> Any:
+    """The size that the table in a checkpoint was made for, as the config says sizes; None for what the file says.
+
+    A sealed table has another size than the config says, so that whoever forces the seal is refused: no row, one too
+    many, or one patch.
+    """
+    sealed = any(is_sealed(effect, family) for effect in effects)
+    if len(family.axes) > 1:
+        return _side(stored_grid(geometry), geometry.patch) if sealed else None
+    rows = reach.target + sealed
+    if sealed and all(effect.table is None for effect in effects):
+        rows = 1
+    return rows + (family.offset(config) if family.counted else 0)
+
+
+def stored_grid(geometry: Geometry) -> tuple[int, ...]:
+    """Rows and columns of the table in a sealed checkpoint: not those that its config says."""
+    return (2, 2) if geometry.grid == (1, 1) else (1, 1)
+
+
+def _side(grid: tuple[int, ...], patch: tuple[int, ...]) -> Any:
+    height, width = (rows * step for rows, step in zip(grid, patch, strict=True))
+    return height if height == width else [height, width]
