@@ -10,7 +10,8 @@ from cells import KINDS, TEXT, effect, exists, options, tiny
 from torch import Tensor
 
 from hf_posenc import SCHEMES, PosencError, Scheme, check_model, patch_model, register_scheme
-from hf_posenc.core.effects import FollowingRotation, Geometry, OwnTable
+from hf_posenc.core.effects import ComputedSource, Effect, FollowingRotation, Geometry, OwnTable
+from hf_posenc.core.tables import ComputedTable
 from hf_posenc.patching.grades import cells, sample_scheme
 from hf_posenc.patching.records import Record
 from hf_posenc.runtime.positions import rotate
@@ -405,3 +406,27 @@ def test_what_is_not_declared_is_refused(like, word, monkeypatch):
     with pytest.raises(PosencError, match=f"'quiet'.*{word} = True"):
         patch_model(model, made())
     check_model(model)
+
+
+class Unmarked(ComputedTable):
+    """A table with a parameter that a checkpoint could not tell from one of the model's."""
+
+    def __init__(self, size, rows, like):
+        super().__init__(size, rows, like)
+        self.speed = torch.nn.Parameter(torch.ones(1))
+
+    def vectors(self, coordinates):
+        return (self.speed * coordinates).sin().expand(*coordinates.shape[:-1], self.size)
+
+
+def test_parameters_of_a_table_are_marked(monkeypatch):
+    monkeypatch.setattr(SCHEMES, "_entries", dict(SCHEMES._entries))
+    source = ComputedSource(Unmarked, geometry(), 32)
+    attributes = {"name": "unmarked", "summary": "s", "adds_to_input": True, "effect": lambda self, geometry: effect}
+    effect = Effect(table=source)
+    made = register_scheme(dataclass(frozen=True, kw_only=True)(type("Made", (Scheme,), attributes)))
+    model = tiny("gpt2")
+    with pytest.raises(PosencError, match=r"\['speed'\] could not be told.*begin with 'posenc_'"):
+        patch_model(model, made())
+    check_model(model)
+    patch_model(tiny("llama"), made())  # where its place tells it

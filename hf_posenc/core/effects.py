@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import PosencError
 from .patterns import Pattern
 from .precision import Fp32Buffers
-from .tables import LearnedTable
+from .tables import ComputedTable, LearnedTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,28 @@ class TableSource(Protocol):
 
     def new_rows(self, has_native: bool) -> Tensor | None:
         """Which rows of a table that it makes are new, not taken over from the family's own; None if it makes none."""
+
+
+@dataclass(frozen=True)
+class ComputedSource:
+    """The source of a table that is computed: in the place of a family's own one, or where there is none."""
+
+    make: Callable[[int, int | None, Tensor], ComputedTable]
+    """From the size of a vector, the rows that a checkpoint holds (None where there is no table of the family's) and a
+    tensor whose dtype and device the vectors should have."""
+    geometry: Geometry
+    rows: int
+    reads_native: bool = False
+
+    def module(self, native: nn.Embedding | None, like: Tensor) -> ComputedTable:
+        if native is None:
+            return self.make(self.geometry.hidden_size, None, like)
+        return self.make(native.embedding_dim, self.rows, like)
+
+    restored = module
+
+    def new_rows(self, has_native: bool) -> None:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..core.axes import ANY_AXES
-from ..core.effects import Effect, Geometry
+from ..core.effects import ComputedSource, Effect, Geometry
 from .base import Scheme, register_scheme
-from .sinusoidal import FREQUENCIES, GAUSSIAN, LAYOUTS, LOG, SinusoidSource, log_frequencies, refuse_odd
+from .sinusoidal import FREQUENCIES, GAUSSIAN, LAYOUTS, LOG, SinusoidTable, log_frequencies, refuse_odd
 
 
 def gaussian_frequencies(size: int, axes: int, sigma: float, seed: int) -> Tensor:
@@ -57,5 +57,8 @@ class Fourier(Scheme):
 
     def effect(self, geometry: Geometry) -> Effect:
         refuse_odd(geometry.hidden_size, geometry.axes)
-        rows = self.span(geometry).target
-        return Effect(table=SinusoidSource(geometry, rows, self.values, self.frequencies, self.layout))
+
+        def table(size: int, rows: int | None, like: Tensor) -> SinusoidTable:
+            return SinusoidTable(self.values(size, geometry.axes), self.frequencies, self.layout, rows, like)
+
+        return Effect(table=ComputedSource(table, geometry, self.span(geometry).target))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.axes import ANY_AXES
-from ..core.effects import Effect, Geometry
+from ..core.effects import ComputedSource, Effect, Geometry
 from ..core.tables import ComputedTable, held
 from ..errors import UnsupportedCell
 from .base import Scheme, register_scheme
@@ -89,33 +88,8 @@ class Sinusoidal(Scheme):
 
     def effect(self, geometry: Geometry) -> Effect:
         refuse_odd(geometry.hidden_size, geometry.axes)
-        return Effect(
-            table=SinusoidSource(geometry, self.span(geometry).target, self.frequencies_of, LOG, self.layout)
-        )
 
-    def frequencies_of(self, size: int, axes: int) -> Tensor:
-        return log_frequencies(size, axes, self.base)
+        def table(size: int, rows: int | None, like: Tensor) -> SinusoidTable:
+            return SinusoidTable(log_frequencies(size, geometry.axes, self.base), LOG, self.layout, rows, like)
 
-
-@dataclass(frozen=True)
-class SinusoidSource:
-    """Sines and cosines of whatever frequencies, for a model of this geometry."""
-
-    geometry: Geometry
-    rows: int
-    """How many a checkpoint holds, where the family has a table of its own."""
-    frequencies: Callable[[int, int], Tensor]
-    """By size and axes: (axes, pairs)."""
-    kind: str
-    layout: str
-    reads_native: bool = False
-
-    def new_rows(self, has_native: bool) -> None:
-        return None
-
-    def module(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
-        size = self.geometry.hidden_size if native is None else native.embedding_dim
-        rows = None if native is None else self.rows
-        return SinusoidTable(self.frequencies(size, self.geometry.axes), self.kind, self.layout, rows, like)
-
-    restored = module
+        return Effect(table=ComputedSource(table, geometry, self.span(geometry).target))
