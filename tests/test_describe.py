@@ -85,7 +85,7 @@ def test_an_unpatched_model_scaled_by_yarn():
 
 def native(does, kind: str) -> bool:
     """Whether a rotation is one that the model's own rotary module can do: fixed, and known to its config."""
-    return kind in ROTARY and not does.rotation.follows_length and does.rotation.parameters is not None
+    return kind in ROTARY and not does.rotation.follows_length and does.rotation.rope_parameters is not None
 
 
 @pytest.mark.parametrize("scheme, kind", CELLS)
