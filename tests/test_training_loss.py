@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,7 @@ from cells import tiny, tokens
 from torch import nn
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.training import loss as module
-from hf_posenc.training.loss import LossHead, Wanted, chunked_loss, linear_loss, refuse_other_loss, shifted
+from hf_posenc.training.loss import LossHead, Wanted, linear_loss, refuse_other_loss, shifted
 from hf_posenc.training.rows import IGNORED
 
 
@@ -25,25 +25,52 @@ def problem(bias=True):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("way", [linear_loss, chunked_loss])
-def test_both_ways_are_cross_entropy(way, bias):
+@pytest.mark.parametrize("size", [None, 1, 64, 699])
+@pytest.mark.parametrize("weighed", [True, False])
+def test_parts_are_cross_entropy(size, bias, weighed):
     hidden, layer, targets = problem(bias=bias)
+    counted = torch.rand(700) if weighed else torch.ones(700)
     weights = [hidden, *layer.parameters()]
-    own = F.cross_entropy(layer(hidden), targets, reduction="sum", ignore_index=IGNORED)
-    found = way(hidden, layer.weight, layer.bias, targets)
+    each = F.cross_entropy(layer(hidden), targets, reduction="none", ignore_index=IGNORED)
+    own = (each * counted).sum()
+    found = linear_loss(hidden, layer.weight, layer.bias, targets, counted if weighed else None, size)
     torch.testing.assert_close(found, own, rtol=1e-6, atol=0)
-    for a, b in zip(torch.autograd.grad(found, weights), torch.autograd.grad(own, weights), strict=True):
+    for a, b in zip(torch.autograd.grad(3 * found, weights), torch.autograd.grad(3 * own, weights), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_torch_without_the_function_takes_chunks(monkeypatch):
+def test_gradients_are_taken_where_they_are_wanted_only():
     hidden, layer, targets = problem()
-    expected = linear_loss(hidden, layer.weight, layer.bias, targets)
-    monkeypatch.delattr(nn, "LinearCrossEntropyOptions")
-    calls = []
-    monkeypatch.setattr(module, "chunked_loss", lambda *args: calls.append(1) or chunked_loss(*args))
-    torch.testing.assert_close(linear_loss(hidden, layer.weight, layer.bias, targets), expected)
-    assert calls
+    layer.requires_grad_(False)
+    linear_loss(hidden, layer.weight, layer.bias, targets).backward()
+    assert hidden.grad is not None and layer.weight.grad is None
+    with torch.no_grad():
+        assert not linear_loss(hidden, layer.weight, layer.bias, targets).requires_grad
+
+
+def test_nothing_to_predict_is_nothing():
+    hidden, layer, targets = problem()
+    found = linear_loss(hidden, layer.weight, layer.bias, torch.full_like(targets, IGNORED))
+    found.backward()
+    assert found == 0 and not hidden.grad.any() and not layer.weight.grad.any()
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_the_sum_is_taken_in_fp32_whatever_the_logits_are_in(autocast):
+    """Summed in bf16, 4096 tokens are some hundredths of a nat off each, and their loss has eight bits."""
+    torch.manual_seed(0)
+    layer, hidden = nn.Linear(16, 50), torch.randn(4096, 16)
+    targets = torch.randint(50, (4096,))
+    if not autocast:
+        layer, hidden = layer.bfloat16(), hidden.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        logits = layer(hidden)
+        head = LossHead(SimpleNamespace(get_output_embeddings=lambda: layer))
+        with head.expecting(Wanted(targets[None])):
+            found = layer(hidden[None])
+    assert logits.dtype == torch.bfloat16 and found.dtype == torch.float32
+    own = F.cross_entropy(logits.double(), targets, reduction="sum")
+    torch.testing.assert_close(found.sum().double(), own, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])

@@ -43,6 +43,7 @@ def sdpa(
     if causal and key.shape[2] > length:  # an empty static cache: what follows the queries is not there yet
         key, value = key[:, :, :length], value[:, :, :length]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key = query.to(value.dtype), key.to(value.dtype)  # autocast leaves what was rotated in fp32
     request = Request(module, query, key, value, mask, bias, call, scaling, causal, kwargs)
     return choose(request, rendering).run(request), None
 

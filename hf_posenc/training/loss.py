@@ -14,34 +14,98 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from ..errors import PosencError
+from .masters import master
 from .rows import IGNORED
 
-CHUNK = 256
-"""Tokens whose logits are held at once. Left to itself torch takes as few as one where the model is narrow."""
+LOGITS = 2**24
+"""How many are held at once, in fp32."""
 
 
-def linear_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """The sum of cross entropies of `hidden @ weight.T + bias`, of which only a part exists at a time."""
-    if hasattr(nn, "LinearCrossEntropyOptions"):
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=min(CHUNK, len(hidden)))
-        return F.linear_cross_entropy(hidden, weight, targets, linear_bias=bias, reduction="sum", options=options)
-    return chunked_loss(hidden, weight, bias, targets)
+def linear_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    counted: Tensor | None = None,
+    size: int | None = None,
+) -> Tensor:
+    """The sum of cross entropies of `hidden @ weight.T + bias` in fp32, of which only `size` rows exist at a time.
+
+    `counted` says how much each token counts; products are taken in the precision of `hidden`.
+    """
+    kept = targets != IGNORED
+    if not bool(kept.all()):
+        hidden, targets = hidden[kept], targets[kept]
+        counted = None if counted is None else counted[kept]
+    size = size or max(128, min(4096, LOGITS // len(weight)))
+    return _InParts.apply(hidden, weight, bias, targets, counted, size, torch.is_grad_enabled())
 
 
-def chunked_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, size: int = CHUNK) -> Tensor:
-    """The same with parts of `size` tokens, which are computed again for the gradient."""
+class _InParts(torch.autograd.Function):
+    """Gradients are taken with each part, while its logits are there: nothing is computed twice."""
 
-    def part(hidden: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, reduction="sum", ignore_index=IGNORED)
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        counted: Tensor | None,
+        size: int,
+        trained: bool,
+    ) -> Tensor:
+        wanted = [trained and needed for needed in ctx.needs_input_grad[:3]]
+        parts = [hidden, weight, bias]
+        own = [torch.zeros_like(p) if w and p is not None else None for p, w in zip(parts, wanted, strict=True)]
+        total = hidden.new_zeros((), dtype=torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            read = weight.to(hidden.dtype)
+            shift = None if bias is None else bias.to(hidden.dtype)
+            for start in range(0, len(hidden), size):
+                here = slice(start, start + size)
+                count = None if counted is None else counted[here].float()
+                logits = F.linear(hidden[here], read, shift).float()
+                total += _part(logits, targets[here], count)
+                _add_gradients(own, logits, hidden, read, here)
+        ctx.save_for_backward(*own)
+        return total
 
-    losses = [
-        checkpoint(part, h, t, use_reentrant=False)
-        for h, t in zip(hidden.split(size), targets.split(size), strict=True)
-    ]
-    return torch.stack(losses).sum()
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Any) -> Any:
+        own = [None if grad is None else grad * outer[0].to(grad.dtype) for grad in ctx.saved_tensors]
+        return *own, None, None, None, None
+
+
+def _part(logits: Tensor, targets: Tensor, counted: Tensor | None) -> Tensor:
+    """The loss of a part; its logits become what the gradient of that loss with respect to them is."""
+    wanted = targets[:, None]
+    logits.sub_(logits.amax(-1, keepdim=True))  # all in place: as many logits again would be as much memory again
+    own = logits.gather(1, wanted)
+    every = logits.exp_().sum(-1, keepdim=True)
+    losses = (every.log() - own)[:, 0]
+    logits.div_(every).scatter_add_(1, wanted, torch.full_like(own, -1.0))
+    if counted is not None:
+        losses = losses * counted
+        logits.mul_(counted[:, None])
+    return losses.sum()
+
+
+def _add_gradients(own: list[Tensor | None], logits: Tensor, hidden: Tensor, read: Tensor, here: slice) -> None:
+    of_hidden, of_weight, of_bias = own
+    if of_bias is not None:
+        of_bias.add_(logits.sum(0))
+    gradient = logits.to(hidden.dtype)
+    if of_hidden is not None:
+        torch.mm(gradient, read, out=of_hidden[here])
+    if of_weight is not None and of_weight.dtype == hidden.dtype:
+        of_weight.addmm_(gradient.T, hidden[here])
+    elif of_weight is not None:
+        of_weight.add_(gradient.T @ hidden[here])
 
 
 @dataclass
@@ -51,6 +115,13 @@ class Wanted:
     targets: Tensor | None = None
     answers: Tensor | None = None
     weight: float = 1.0
+
+    @property
+    def counted(self) -> Tensor | None:
+        """How much each token counts, unless all count alike."""
+        if self.answers is None or self.weight == 1:
+            return None
+        return torch.where(self.answers.flatten(), self.weight, 1.0)
 
 
 class LossHead:
@@ -71,17 +142,11 @@ class LossHead:
                 f"The head was given {tuple(hidden.shape[:2])} tokens and {tuple(targets.shape)} are to be predicted: "
                 "this model cannot be trained without all logits. Set train.full_logits: true."
             )
-        weight, bias = (None if p is None else in_autocast(p) for p in (self.layer.weight, self.layer.bias))
+        weight, bias = master(self.layer, "weight"), master(self.layer, "bias")
         assert weight is not None
-        flat, wanted = hidden.flatten(0, 1).to(weight.dtype), targets.flatten()
-        loss = linear_loss(flat, weight, bias, wanted)
-        if self.wanted.answers is not None and self.wanted.weight != 1:
-            chosen = self.wanted.answers.flatten()
-            extra = F.cross_entropy(
-                F.linear(flat[chosen], weight, bias).float(), wanted[chosen], reduction="sum", ignore_index=IGNORED
-            )
-            loss = loss + (self.wanted.weight - 1) * extra
-        return loss.float().reshape(1, 1, 1).clone()  # FSDP2 hangs a hook on it, which a view may lose
+        flat = hidden.flatten(0, 1).to(computed_in(self.layer))
+        loss = linear_loss(flat, weight, bias, targets.flatten(), self.wanted.counted)
+        return loss.reshape(1, 1, 1).clone()  # FSDP2 hangs a hook on it, which a view may lose
 
     @contextlib.contextmanager
     def expecting(self, wanted: Wanted) -> Iterator[None]:
@@ -95,10 +160,14 @@ class LossHead:
         del self.layer.forward
 
 
-def in_autocast(parameter: Tensor) -> Tensor:
-    """As torch's own linear layer would see it: the fused loss does not heed autocast."""
-    kind = parameter.device.type
-    return parameter.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else parameter
+def computed_in(layer: nn.Module) -> torch.dtype:
+    """What torch's own linear layer would compute in here."""
+    weight = master(layer, "weight")
+    assert weight is not None
+    if torch.is_autocast_enabled(weight.device.type):
+        return torch.get_autocast_dtype(weight.device.type)
+    rounded: dict[str, torch.dtype] = getattr(layer, "posenc_rounded", {})
+    return rounded.get("weight", weight.dtype)
 
 
 def output_layer(model: Any) -> Any:
@@ -122,20 +191,24 @@ def shifted(labels: Tensor) -> Tensor:
 @torch.no_grad()
 def refuse_other_loss(model: Any, head: LossHead, inputs: dict[str, Tensor], causal: bool) -> None:
     """Raise where the head's loss is not the model's own: it may scale or cap its logits after the head."""
-    ids, labels = (inputs[name][:1, :64] for name in ("input_ids", "labels"))
+    ids, labels = (inputs[name][:1, :64].to(model.device) for name in ("input_ids", "labels"))
     if bool((labels == IGNORED).all()):
         labels = ids
-    training = model.training
+    targets = shifted(labels) if causal else labels
+    training, made = model.training, []
+    watch = head.layer.register_forward_hook(lambda layer, args, out: made.append(out.float()))
     model.eval()
     try:
         own = model(input_ids=ids).logits.float()
-        targets = shifted(labels) if causal else labels
-        plain = F.cross_entropy(own.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED)
         with head.expecting(Wanted(targets)):
-            found = model(input_ids=ids).logits.sum()
+            found = model(input_ids=ids).logits.float().sum()
     finally:
+        watch.remove()
         model.train(training)
-    if not torch.allclose(plain, found.float(), rtol=1e-3 if own.dtype == torch.float32 else 2e-2):
+    # Its very logits, whatever the precision: only a model that leaves them alone can do without them.
+    same = len(made) == 2 and made[0].shape == own.shape and torch.equal(made[0], own)
+    if not same or not torch.equal(made[1].sum(), found):
+        plain = F.cross_entropy(own.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED)
         raise PosencError(
             f"{type(model).__name__} changes its logits after the output layer (own loss {float(plain):.4f}, found "
             f"{float(found):.4f}), so that its loss takes all of them at once. Set train.full_logits: true."

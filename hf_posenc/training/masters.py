@@ -1,0 +1,85 @@
+"""Trained parameters in fp32, whatever the model computes in.
+
+AdamW at 2e-5 moves a weight of 1 by less than bf16 can tell, and nothing would be learned, without a word. So what is
+trained is held in fp32, where gradients and small updates add up; layers read it rounded, which is also how it is
+written at the end. Frozen weights stay as they are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+def keep_masters(model: nn.Module) -> None:
+    """Lift what is trained to fp32. Names, ties and forwards stay: a module's attribute gives the rounded value.
+
+    What the model says of its dtype stays as well, though it goes by its first parameter.
+    """
+    low: list[tuple[Any, dict[str, torch.dtype]]] = [(m, names) for m in model.modules() if (names := _low(m))]
+    said: list[tuple[Any, torch.dtype]] = [(m, m.dtype) for m in model.modules() if isinstance(m, PreTrainedModel)]
+    if not low:
+        return
+    for module, names in low:  # only now, since two modules may share one parameter
+        for name in names:
+            parameter = module._parameters[name]
+            parameter.data = parameter.data.float()
+        kind: Any = type(module)
+        module.__class__ = _rounding(kind, tuple(names.items()))
+    for module, dtype in said:
+        kind = type(module)
+        module.__class__ = _saying(kind, dtype)
+
+
+def _low(module: nn.Module) -> dict[str, torch.dtype]:
+    own = module.named_parameters(recurse=False, remove_duplicate=False)
+    return {name: p.dtype for name, p in own if p.requires_grad and p.is_floating_point() and p.dtype.itemsize < 4}
+
+
+@cache
+def _saying(cls: Any, dtype: torch.dtype) -> type:
+    return _named(cls, {"dtype": property(lambda self: dtype)})
+
+
+@cache
+def _rounding(cls: Any, dtypes: tuple[tuple[str, torch.dtype], ...]) -> type:
+    def reads(name: str, dtype: torch.dtype) -> property:
+        return property(lambda self: self._parameters[name].to(dtype))
+
+    return _named(cls, {**{name: reads(name, dtype) for name, dtype in dtypes}, "posenc_rounded": dict(dtypes)})
+
+
+def _named(cls: type, more: dict[str, Any]) -> type:
+    """A subclass that goes by the same name: transformers writes it into configs."""
+    return type(cls.__name__, (cls,), {**more, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+def master(module: nn.Module, name: str) -> Tensor | None:
+    """The parameter itself, not what its module reads of it."""
+    return module._parameters[name]
+
+
+def rounded_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
+    """By name of parameter, what each that has a master is read and written in."""
+    found: dict[str, torch.dtype] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, dtype in getattr(module, "posenc_rounded", {}).items():
+            found[f"{prefix}.{name}".lstrip(".")] = dtype
+    return found
+
+
+def rounded_state(model: nn.Module, state: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """A model's state as it is written: what two names share stays shared."""
+    dtypes = rounded_dtypes(model)
+    made: dict[tuple[int, torch.Size], Tensor] = {}
+    found = {}
+    for name, value in (model.state_dict() if state is None else state).items():
+        key = (value.data_ptr(), value.shape)
+        if name in dtypes and key not in made:
+            made[key] = value.to(dtypes[name])
+        found[name] = made[key] if name in dtypes else value
+    return found
