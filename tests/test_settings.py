@@ -1,6 +1,7 @@
 """Recipes: every file is read, and what nobody would heed is an error that names the right key."""
 
 import pytest
+import yaml
 
 from hf_posenc import SCHEMES, PosencError
 from hf_posenc.training.settings import Settings, read_settings
@@ -88,6 +89,9 @@ def test_lists_and_nothing_can_be_given(recipe):
         ("data.length=3", "write --section.key=value"),
         ("--output.length=3", "output is a value, not a section"),
         ("--data.length={", "not YAML"),
+        ("--train.warmup_steps=11", "warmup_steps 11 exceed max_steps 10"),
+        ("--tune={whole: true, lora: {r: 4}}", "whole trains every parameter, and lora would leave them alone"),
+        ("--model.dtype=float16", "gradients vanish in float16"),
     ],
 )
 def test_what_is_wrong_is_said(recipe, given, said):
@@ -132,3 +136,17 @@ def test_a_fresh_model_is_trained_whole():
     with pytest.raises(ValueError, match=r"tune\.whole"):
         Settings.model_validate(raw)
     Settings.model_validate({**raw, "tune": {"whole": True}})
+
+
+def test_few_steps_warm_up_in_time(recipe):
+    assert read_settings(recipe).train.warmup_steps == 5
+    assert read_settings(recipe, ["--train.max_steps=400"]).train.warmup_steps == 20
+    assert read_settings(recipe, ["--train.warmup_steps=0"]).train.warmup_steps == 0
+
+
+def test_what_was_run_can_be_run_again(recipe, tmp_path):
+    """`recipe.yaml` of a run says every key."""
+    for words in ([], ["--tune.whole=true"], ["--tune.lora=null"]):
+        settings = read_settings(recipe, words)
+        (tmp_path / "again.yaml").write_text(yaml.safe_dump(settings.model_dump()))
+        assert read_settings(tmp_path / "again.yaml") == settings

@@ -6,10 +6,11 @@ from cells import VOCAB, tiny
 from torch.utils.data import Dataset
 
 from hf_posenc import PosencError, patch_model
+from hf_posenc.training.checks import refuse_other_launch
 from hf_posenc.training.loss import LossHead
 from hf_posenc.training.rows import Masking, Plan, Stream, TrainingRows, causal_inputs, together
 from hf_posenc.training.settings import Settings
-from hf_posenc.training.trainer import ContextTrainer, arguments, refuse_other_launch
+from hf_posenc.training.trainer import ContextTrainer, arguments
 from hf_posenc.training.tuning import tuned
 
 # Dropout would draw other numbers for other batches.
@@ -123,15 +124,6 @@ def test_adapters_and_the_rest_learn_at_their_own_rates(tmp_path):
     "world, processes, said", [(2, None, "each believes to be one of 1"), (1, 2, "1 are running")]
 )
 def test_a_launch_that_is_not_what_it_seems_is_refused(tmp_path, world, processes, said):
-    asked = settings(tmp_path, processes=processes)
-    trainer = ContextTrainer(
-        settings=asked,
-        head=None,
-        other_rate=None,
-        model=tiny("llama"),
-        args=arguments(asked),
-        train_dataset=rows(asked),
-    )
     with pytest.raises(PosencError, match=said):
-        refuse_other_launch(asked, trainer, world)
-    refuse_other_launch(settings(tmp_path), trainer, 1)
+        refuse_other_launch(settings(tmp_path, processes=processes), 1, world)
+    refuse_other_launch(settings(tmp_path), 1, 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +17,15 @@ from ..evaluation.report.views import figure
 from .settings import Settings
 
 PACKAGES = ("hf-posenc", "torch", "transformers", "peft", "accelerate")
+COMMANDS = ("accelerate", "torchrun", "hf-posenc")
+MODULES = {
+    "accelerate.commands.launch": ["accelerate", "launch"],
+    "torch.distributed.run": ["torchrun"],
+    "hf_posenc.training": ["hf-posenc", "train"],
+    "hf_posenc": ["hf-posenc"],
+}
+"""What a module that was started by `python -m` is otherwise called."""
+CONTROL = "unpatched, tuned"
 
 
 def versions() -> dict[str, str]:
@@ -24,9 +33,31 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """What was typed, as far as a process can know it."""
-    launched = any(name.startswith("ACCELERATE_") for name in os.environ) or "TORCHELASTIC_RUN_ID" in os.environ
-    return " ".join(["accelerate launch" if launched else "python", *sys.argv])
+    """What was typed, the launcher and its options included: they are in the command line of the parent process."""
+    import psutil  # type: ignore[import-untyped] # only this needs it
+
+    try:
+        process = psutil.Process()
+        parent = process.parent()
+        words, above = process.cmdline(), [] if parent is None else parent.cmdline()
+    except psutil.Error:
+        words, above = [sys.executable, *sys.argv], []
+    told = next((typed(line) for line in (above, words) if typed(line)), None)
+    return shlex.join(told or ["python", *words[1:]])
+
+
+def typed(words: Sequence[str]) -> list[str] | None:
+    """A command line from the name of the command on; None if it starts no training of ours."""
+    if not any(word.endswith("hf_posenc.training") or word == "train" for word in words):
+        return None
+    names = [Path(word).name for word in words]
+    for at, name in enumerate(names[:3]):
+        if name in COMMANDS:
+            return [name, *words[at + 1 :]]
+    for module, meant in MODULES.items():
+        if module in words[:4]:
+            return [*meant, *words[words.index(module) + 1 :]]
+    return None
 
 
 def results(rows: Sequence[Row]) -> str:
@@ -70,34 +101,77 @@ def _passkeys(rows: Sequence[Row], state: str, length: int) -> str:
 
 
 def card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
-    """Markdown with the metadata that the hub reads."""
+    """The card of what a run wrote: Markdown with the metadata that the hub reads."""
+    adapter = settings.tune.lora is not None
+    lines = [
+        "Load it with `hf_posenc.load(path)`, which patches the base model first and refuses one that does not fit."
+        if adapter
+        else "Load it with `hf_posenc.load(path)`, which gives it the positions that it was trained with.",
+        "",
+    ]
+    head = _head(settings, "peft" if adapter else "transformers")
+    return "\n".join([*head, *_made(settings, facts), *lines, *_figures(settings, rows)])
+
+
+def merged_card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    """The card of the model with its adapter merged into it."""
+    lines = [
+        f"An adapter was merged into its base model: this is a whole model, in {settings.model.dtype}, and needs "
+        "neither. Load it with `hf_posenc.load(path)`, which gives it the positions that it was trained with.",
+        "",
+    ]
+    figures = _figures(settings, rows, "Figures are those of the adapter on its base, before it was merged. ")
+    return "\n".join([*_head(settings, "transformers"), *_made(settings, facts), *lines, *figures])
+
+
+def _head(settings: Settings, library: str) -> list[str]:
+    base = [f"base_model: {settings.model.path}"] if settings.model.path is not None else []
+    return ["---", f"library_name: {library}", *base, "tags:", "- hf-posenc", "- long-context", "---", ""]
+
+
+def _made(settings: Settings, facts: dict[str, Any]) -> list[str]:
     base = settings.model.path or f"a fresh {(settings.model.config or {})['model_type']}"
-    tuned = settings.tune.lora is not None and not settings.tune.whole
-    head = ["---", "library_name: " + ("peft" if tuned else "transformers")]
-    if settings.model.path is not None:
-        head.append(f"base_model: {settings.model.path}")
-    head += ["tags:", "- hf-posenc", "- long-context", "---", ""]
-    scheme = settings.scheme.name or "unpatched"
     said = ", ".join(f"{key}={value}" for key, value in settings.scheme.options.items())
+    written = ", ".join(f"{kind} in {dtype}" for kind, dtype in facts["written"].items())
     lines = [
         f"# {Path(settings.output).name}",
         "",
         f"- base: {base}",
-        f"- positions: {scheme}" + (f" ({said})" if said else ""),
+        f"- positions: {settings.scheme.name or 'unpatched'}" + (f" ({said})" if said else ""),
         f"- rows of {', then '.join(map(str, settings.data.lengths))} tokens from {facts['data']}",
-        f"- trained: {facts['trained']:,} of {facts['parameters']:,} parameters, {facts['steps']} steps of "
-        f"{facts['tokens_a_step']:,} tokens, in {facts['seconds']:.0f} s on {facts['processes']} process(es)",
-        f"- command: `{facts['command']}`",
+        f"- trained: {facts['trained']:,} parameters (the base has {facts['parameters']:,}), {facts['steps']} steps, "
+        f"{facts['tokens']:,} tokens",
+        f"- precision: computed in {precision(settings)}, trained in float32; written: {written}",
+        f"- time: {facts['training_seconds']:.0f} s of training, {facts['seconds']:.0f} s with what was measured "
+        f"before it, on {facts['processes']} process(es)",
+        *(f"- command: `{command}`" for command in facts["commands"]),
         f"- versions: {', '.join(f'{name} {number}' for name, number in facts['versions'].items())}",
         "",
-        "Load it with `hf_posenc.load(path)`, which patches the base model first and refuses one that does not fit.",
-        "",
-        "On text that was held out, ± standard error. Loss: nats, of the same tokens at every length.",
+    ]
+    return lines
+
+
+def precision(settings: Settings) -> str:
+    """What the model computes in."""
+    if settings.model.dtype != "float32":
+        return settings.model.dtype
+    return "bfloat16 by autocast" if settings.train.bf16 else "float32"
+
+
+def _figures(settings: Settings, rows: Sequence[Row], first: str = "") -> list[str]:
+    lines = [
+        f"{first}On text that was held out, ± standard error. Loss: nats, of the same tokens at every length.",
         "",
         results(rows),
         "",
     ]
+    if any(row.scheme == CONTROL for row in rows) and settings.scheme.name is not None:
+        lines += [
+            f"The control, *{CONTROL}*, is the model with its own positions, tuned on the same rows: what it gained "
+            "too was gained in the domain of the text, not in length.",
+            "",
+        ]
     if settings.data.passkey:
         share = f"{settings.data.passkey:.0%}"
         lines += [f"Passkeys are task-trained here: {share} of the rows hid a number and asked for it.", ""]
-    return "\n".join([*head, *lines])
+    return lines

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from transformers.utils import logging
 
 from ..errors import PosencError
-from .recipe import console, train
+from .recipe import train
+from .resuming import console
 from .settings import read_settings
 
 USAGE = """Fine-tune a model with other positions, to read longer texts.
 
-    hf-posenc train RECIPE [--section.key=value ...] [--resume] [--merge]
+    hf-posenc train RECIPE [--section.key=value ...] [--resume] [--merge] [--control]
     accelerate launch -m hf_posenc.training RECIPE ...
 
 RECIPE is the name of one that comes with the package (`hf-posenc recipes` lists them) or a YAML file of your own;
 --section.key=value overrides it. --resume goes on from the newest whole checkpoint, --merge also writes a model that
-needs no adapter."""
-FLAGS = frozenset({"--resume", "--merge"})
+needs no adapter, --control also tunes the unpatched model on the same rows and shows it beside."""
+FLAGS = frozenset({"--resume", "--merge", "--control"})
 
 
 def main(words: Sequence[str]) -> None:
@@ -33,7 +34,7 @@ def main(words: Sequence[str]) -> None:
     logging.set_verbosity_error()
     try:
         settings = read_settings(named[0], [w for w in words if w not in FLAGS and w != named[0]])
-        train(settings, "--resume" in words, "--merge" in words)
+        train(settings, "--resume" in words, "--merge" in words, control="--control" in words)
     except PosencError as error:
         console.print(f"[red]{type(error).__name__}:[/] {error}", highlight=False)
         sys.exit(1)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ..errors import PosencError
 from ..evaluation.measures.embeddings import Pooled, embedding_retrieval
 from ..evaluation.measures.estimates import mean_and_error
 from ..evaluation.measures.haystacks import Haystacks
 from ..evaluation.measures.needles import Retrieval
-from ..evaluation.measures.perplexity import Reading, perplexity, rows_together
+from ..evaluation.measures.perplexity import Progress, Reading, perplexity, rows_together
 from ..evaluation.measures.retrieval import retrieval
 from ..evaluation.measures.rows import Row
 from ..evaluation.measures.texts import Document, bos_of, spread_windows, tokenized, window_ids
@@ -25,6 +27,7 @@ from .rows import IGNORED
 from .settings import MeasureSettings
 
 DEPTHS = 5
+SEARCHES = ("embed_passkey", "embed_needle")
 
 
 def held_out_documents(texts: Sequence[str], tokenizer: Any, longest: int, asked: MeasureSettings) -> list[Document]:
@@ -60,28 +63,49 @@ def measured(
     objective: str,
     label: str,
 ) -> list[Row]:
-    """Rows of every length that the model has positions for."""
+    """Rows of every length that the model has positions for, with a bar that tells the time left."""
     training = model.training
     model.eval()
     longest = max(lengths)
     reading = Reading(windows=windows_that_fit(documents, longest, asked), scored=asked.scored)
+    # An embedder cuts texts, and is measured so.
+    within = [length for length in lengths if objective == "contrastive" or length <= reach(model)]
+    takes = partial(MEASURES[objective], model, tokenizer, documents, reading=reading, longest=longest, asked=asked)
+    passkeys = asked.passkeys if objective == "causal" else 0
+    tokens = sum(length * (TEXTS[objective] * int(reading.windows or 0) + passkeys) for length in within)
     rows: list[Row] = []
-    for length in lengths:
-        if objective != "contrastive" and length > reach(model):  # an embedder cuts texts, and is measured so
-            continue
-        if objective == "causal":
-            bos = bos_of(tokenizer, None)
-            rows += perplexity(model, documents, length, longest=longest, reading=reading, bos=bos, scheme=label)
-        elif objective == "masked":
-            rows += masked_loss(model, tokenizer, documents, length, longest, reading, label)
-        else:
-            embedder, straws = Pooled(model, tokenizer), Haystacks(queries=asked.windows, documents=asked.windows)
-            for task in ("embed_passkey", "embed_needle"):
-                rows += embedding_retrieval(embedder, task, length, asked=straws, documents=documents, scheme=label)
-        if asked.passkeys and objective == "causal":
-            trials = Retrieval(trials=asked.passkeys // DEPTHS, distractors=1)
-            rows += retrieval(model, tokenizer, "passkey", length, asked=trials, scheme=label)
+    with tqdm(total=tokens, desc=f"measuring {label}", unit="tok", unit_scale=True, leave=False) as bar:
+        for length in within:
+            rows += takes(length=length, label=label, progress=bar.update)
+            if passkeys:
+                trials = Retrieval(trials=passkeys // DEPTHS, distractors=1)
+                rows += retrieval(model, tokenizer, "passkey", length, asked=trials, scheme=label, progress=bar.update)
     model.train(training)
+    return rows
+
+
+def causal_loss(
+    model: Any, tokenizer: Any, documents: Sequence[Document], *, length: int, longest: int, reading: Reading,
+    asked: MeasureSettings, label: str, progress: Progress,
+) -> list[Row]:  # fmt: skip
+    """The loss of the last tokens of windows."""
+    bos = bos_of(tokenizer, None)
+    return perplexity(
+        model, documents, length, longest=longest, reading=reading, bos=bos, scheme=label, progress=progress
+    )
+
+
+def searched(
+    model: Any, tokenizer: Any, documents: Sequence[Document], *, length: int, longest: int, reading: Reading,
+    asked: MeasureSettings, label: str, progress: Progress,
+) -> list[Row]:  # fmt: skip
+    """How often an embedder finds a document by what is hidden in it."""
+    embedder, straws = Pooled(model, tokenizer), Haystacks(queries=asked.windows, documents=asked.windows)
+    rows: list[Row] = []
+    for task in SEARCHES:
+        rows += embedding_retrieval(
+            embedder, task, length, asked=straws, documents=documents, scheme=label, progress=progress
+        )
     return rows
 
 
@@ -94,14 +118,9 @@ def reach(model: Any) -> float:
 
 @torch.no_grad()
 def masked_loss(
-    model: Any,
-    tokenizer: Any,
-    documents: Sequence[Document],
-    length: int,
-    longest: int,
-    reading: Reading,
-    label: str,
-) -> list[Row]:
+    model: Any, tokenizer: Any, documents: Sequence[Document], *, length: int, longest: int, reading: Reading,
+    asked: MeasureSettings, label: str, progress: Progress,
+) -> list[Row]:  # fmt: skip
     """The loss of hidden tokens among the last ones of a window: the same tokens at every length."""
     opening, closing = frame(tokenizer)
     extra = len(opening) + len(closing)
@@ -120,6 +139,7 @@ def masked_loss(
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
         counts = (targets != IGNORED).sum(1)
         means += (losses.view(targets.shape).sum(1) / counts).tolist()
+        progress(targets.numel())
     value, error = mean_and_error(means)
     details = {"how": "a quarter of the last tokens hidden, the same at every length", "windows": len(windows)}
     row = Row(
@@ -153,3 +173,8 @@ def lengths_upto(trained: int, target: int) -> list[int]:
     while found[-1] * 2 < target:
         found.append(found[-1] * 2)
     return found if target <= trained else [*found, target]
+
+
+MEASURES = {"causal": causal_loss, "masked": masked_loss, "contrastive": searched}
+TEXTS = {"causal": 1, "masked": 1, "contrastive": len(SEARCHES)}
+"""How many texts are read for each window."""

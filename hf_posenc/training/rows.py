@@ -131,6 +131,14 @@ class Plan:
     def __len__(self) -> int:
         return sum(rows for rows, _ in self.stages)
 
+    def tokens(self, rows: int) -> int:
+        """In the first so many rows."""
+        found = 0
+        for count, length in self.stages:
+            found += min(rows, count) * length
+            rows -= min(rows, count)
+        return found
+
     def length(self, index: int) -> int:
         for rows, length in self.stages:
             if index < rows:

@@ -31,9 +31,17 @@ class ModelSettings(Section):
     tokenizer: str | None = None
     """Where the tokenizer is; beside the model unless given."""
     objective: Literal["causal", "masked", "contrastive"] = "causal"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the model computes in and is written in. What is trained is held in float32 in either case."""
     attn_implementation: str | None = None
     trust_remote_code: bool = False
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def holds_gradients(cls, dtype: Any) -> Any:
+        if dtype == "float16":
+            raise ValueError("gradients vanish in float16 without loss scaling: take bfloat16, or float32")
+        return dtype
 
     @model_validator(mode="after")
     def one_model(self) -> ModelSettings:
@@ -162,6 +170,15 @@ class TuneSettings(Section):
     learning_rate: float | None = Field(default=None, gt=0)
     """Of norms, embeddings and positions; the adapters' own unless given."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def whole_is_without_lora(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and raw.get("whole"):
+            if raw.get("lora") is not None:
+                raise ValueError("whole trains every parameter, and lora would leave them alone: take one of them")
+            return {**raw, "lora": None}
+        return raw
+
 
 class TrainSettings(Section):
     """Keys and meanings of transformers' TrainingArguments."""
@@ -174,6 +191,7 @@ class TrainSettings(Section):
     learning_rate: float = Field(default=2e-4, gt=0)
     lr_scheduler_type: Literal["constant_with_warmup", "cosine", "linear", "constant"] = "constant_with_warmup"
     warmup_steps: int = Field(default=20, ge=0)
+    """20, or half of the steps where they are few, unless given."""
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -193,15 +211,31 @@ class TrainSettings(Section):
     processes: int | None = Field(default=None, gt=0)
     """Refuse to start unless so many processes share the work."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def few_steps(cls, raw: Any) -> Any:
+        steps = raw.get("max_steps") if isinstance(raw, dict) else None
+        return {"warmup_steps": min(20, steps // 2), **raw} if type(steps) is int and steps > 0 else raw
+
+    @model_validator(mode="after")
+    def warms_up_in_time(self) -> TrainSettings:
+        if self.warmup_steps > self.max_steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} exceed max_steps {self.max_steps}: the rate would never be reached"
+            )
+        return self
+
 
 class MeasureSettings(Section):
-    """What is measured before and after."""
+    """What is measured, before and after."""
 
     lengths: list[int] = []
     """The trained length, twice, four times ... up to the target, unless given."""
     windows: int = Field(default=32, gt=0)
     """Of held-out text; for embedders, documents to search."""
     scored: int = Field(default=64, gt=0)
+    before: bool = True
+    """Also the model as it came and as it is patched; false: only what comes of the run."""
     passkeys: int = Field(default=0, ge=0)
     """Trials of passkey retrieval at each length, by generation; a multiple of five."""
 

@@ -6,13 +6,13 @@ the others. So positions must be told, keys must stand for themselves, and no ma
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
+from accelerate import ParallelismConfig
 from torch import Tensor
 from torch.utils.data import IterableDataset
-from transformers import Trainer
 
 from ..errors import PosencError
 from ..patching.patch import set_rendering
@@ -27,21 +27,30 @@ LEAP = 7
 """Between two tokens, to see whether a layer is told positions or counts."""
 
 
-def sharing(accelerator: Any) -> int:
+def launched_parallel() -> Any:
+    """How the launcher spreads texts and parameters, before an accelerator says so; None unless it was told."""
+    asked = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
+    return ParallelismConfig() if asked else None
+
+
+def launched_sharded() -> bool:
+    """Whether the launcher cuts parameters into shards."""
+    return any(os.environ.get(f"ACCELERATE_USE_{way}", "false").lower() == "true" for way in ("FSDP", "DEEPSPEED"))
+
+
+def sharing(parallel: Any) -> int:
     """How many processes share each text."""
-    parallel = getattr(accelerator, "parallelism_config", None)
     return 1 if parallel is None else int(parallel.cp_size)
 
 
-def refuse_sharded_text(settings: Settings, trainer: Trainer) -> None:
+def refuse_sharded_text(settings: Settings, parallel: Any, rows: Any) -> None:
     """Raise for data that context parallelism would take for other data: it knows the causal mask alone."""
-    parallel = getattr(trainer.accelerator, "parallelism_config", None)
     if parallel is not None and (parallel.sp_enabled or parallel.tp_enabled):
         raise PosencError(
             "The launch asks for tensor or Ulysses sequence parallelism, which recipes do not know. To share long "
             f"texts launch with {launching_with('context_parallel')}."
         )
-    processes = sharing(trainer.accelerator)
+    processes = sharing(parallel)
     if processes == 1:
         return
     data = settings.data
@@ -52,7 +61,7 @@ def refuse_sharded_text(settings: Settings, trainer: Trainer) -> None:
         )
     if data.answer_weight != 1 or settings.model.objective != "causal":
         raise PosencError("Context parallelism is for causal models, with data.answer_weight: 1.")
-    if isinstance(trainer.train_dataset, IterableDataset):
+    if isinstance(rows, IterableDataset):
         raise PosencError(
             "A stream of text would be dealt out row by row, and processes that share a text would each get another. "
             "Set data.streaming: false."
@@ -65,9 +74,8 @@ def refuse_sharded_text(settings: Settings, trainer: Trainer) -> None:
         )
 
 
-def refuse_lost_rows(settings: Settings, accelerator: Any) -> None:
+def refuse_lost_rows(settings: Settings, sharded: bool) -> None:
     """Raise where old rows of a table would be trained with the new ones: sharding forgets what holds them still."""
-    sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
     if sharded and settings.tune.positions == "new":
         raise PosencError(
             "tune.positions: new holds the old rows of a table still by their gradient, which is lost where weights "

@@ -12,19 +12,24 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import DistributedType
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..errors import PosencError
 from ..patching.sidecar import write_record
 from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest
+from .masters import rounded_dtypes, rounded_state
+from .resuming import Clock
 from .rows import IGNORED, together
 from .settings import Settings
 from .sharding import refuse_lost_rows, refuse_sharded_text, share_text, sharing, whole_text
-from .shipped import launching_with
+
+SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+DAY = 86_400
 
 
 def arguments(settings: Settings) -> TrainingArguments:
@@ -42,6 +47,7 @@ def arguments(settings: Settings) -> TrainingArguments:
         logging_first_step=True,
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
+        ddp_timeout=DAY,  # the others wait while one measures
     )
 
 
@@ -54,16 +60,27 @@ def rows_a_step(args: TrainingArguments) -> int:
 class ContextTrainer(Trainer):
     """Trains on rows of tokens. The loss is a sum over tokens, divided by those of the whole step."""
 
-    def __init__(self, *, settings: Settings, head: LossHead | None, other_rate: float | None, **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        head: LossHead | None,
+        other_rate: float | None = None,
+        clock: Clock | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(data_collator=together, **kwargs)
         self.settings, self.head, self.other_rate = settings, head, other_rate
+        self.clock = clock or Clock()
+        self.rounding = False
         self.causal = settings.model.objective == "causal"
         self._loss_shifts_labels = self.causal
         self.contrastive = settings.model.objective == "contrastive"
         self.model_accepts_loss_kwargs = not self.contrastive  # so that the tokens of a whole step are counted
-        refuse_sharded_text(settings, self)
-        refuse_lost_rows(settings, self.accelerator)
-        self.sharing = sharing(self.accelerator)
+        parallel = getattr(self.accelerator, "parallelism_config", None)
+        refuse_sharded_text(settings, parallel, self.train_dataset)
+        refuse_lost_rows(settings, self.accelerator.distributed_type in SHARDED)
+        self.sharing = sharing(parallel)
         if self.sharing > 1:
             share_text(self.model)
 
@@ -120,9 +137,32 @@ class ContextTrainer(Trainer):
             self.optimizer = kind([group for group in groups if group["params"]], **options)
         return super().create_optimizer(model)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
+    def write(self, folder: Path) -> None:
+        """Save what came of the run: masters are rounded to what the model is read in. Checkpoints keep them."""
+        self.rounding = True
+        try:
+            self.save_model(str(folder))
+        finally:
+            self.rounding = False
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle; recipe.yaml says it all
+
+    @property
+    def written(self) -> dict[str, str]:
+        """What adapters and all else are written in, by name of the dtype."""
         model = self.accelerator.unwrap_model(self.model)
+        rounded = rounded_dtypes(model)
+        found: dict[str, str] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                kind = "adapters" if "lora_" in name else "weights"
+                found[kind] = str(rounded.get(name, parameter.dtype)).removeprefix("torch.")
+        return dict(sorted(found.items()))
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        if self.rounding:
+            state_dict = rounded_state(model, state_dict)
+        super()._save(output_dir, state_dict)
         if not hasattr(model, "peft_config"):
             return
         folder = Path(output_dir or str(self.args.output_dir))
@@ -139,6 +179,7 @@ class ContextTrainer(Trainer):
         self.accelerator.wait_for_everyone()  # every process has written its random state
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            self.clock.now().write(folder)
             write_manifest(folder, self.settings.of_run())
 
 
@@ -148,9 +189,7 @@ def summed(logits: Tensor, wanted: Wanted) -> Tensor:
     losses = F.cross_entropy(
         logits.float().flatten(0, 1), wanted.targets.flatten(), reduction="none", ignore_index=IGNORED
     )
-    if wanted.answers is not None:
-        losses = losses * torch.where(wanted.answers.flatten(), wanted.weight, 1.0)
-    return losses.sum()
+    return losses.sum() if wanted.counted is None else (losses * wanted.counted).sum()
 
 
 class StopInTime(TrainerCallback):
@@ -166,30 +205,3 @@ class StopInTime(TrainerCallback):
         if time.monotonic() - self.begun > self.seconds:
             control.should_training_stop = True
         return control
-
-
-def refuse_other_launch(settings: Settings, trainer: Trainer, world: int) -> None:
-    """Raise where fewer processes share the work than were meant to: launchers run one, or copies, without a word."""
-    found = trainer.accelerator.num_processes
-    wanted = settings.train.processes
-    if world != found:
-        raise PosencError(
-            f"{world} processes were launched, and each believes to be one of {found}: they would all train the same. "
-            f"On CPUs launch with {launching_with('cpu')}."
-        )
-    if wanted is not None and wanted != found:
-        raise PosencError(
-            f"train.processes is {wanted}, and {found} are running. accelerate runs one where it is told --cpu or "
-            f"MULTI_CPU: launch with {launching_with('cpu')} and --num_processes."
-        )
-
-
-def refuse_small_batches(settings: Settings, trainer: Trainer) -> None:
-    """Raise where a contrastive batch has nothing to tell apart, or is spread over processes."""
-    if settings.model.objective != "contrastive":
-        return
-    if settings.train.per_device_train_batch_size < 2 or trainer.accelerator.num_processes > 1:
-        raise PosencError(
-            "model.objective: contrastive tells the rows of one batch apart: it takes one process and "
-            "train.per_device_train_batch_size from 2 up."
-        )

@@ -13,6 +13,7 @@ from ..core.tables import LearnedTable
 from ..errors import PosencError
 from ..families import Places, places
 from ..patching.growth import new_rows
+from .masters import keep_masters, master
 from .settings import TuneSettings
 
 TASKS = {"causal": "CAUSAL_LM"}
@@ -23,7 +24,9 @@ LAYER = re.compile(r".*\.\d+\.")
 def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
     """The model with its trainable parameters chosen: wrapped by PEFT where there is LoRA, else itself."""
     if asked.whole:
-        return model.requires_grad_(True)
+        model.requires_grad_(True)
+        keep_masters(model)
+        return model
     saved = whole_modules(model, asked)
     masks = list(new_rows(model).values()) if asked.positions == "new" else []
     if asked.lora is None:
@@ -51,6 +54,7 @@ def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
             and any(n in EMBEDDING_LAYER_NAMES for n in ends),
         )
         wrapped = get_peft_model(model, config)
+    keep_masters(wrapped)
     if masks:
         keep_old_rows(wrapped, masks)
     return wrapped
@@ -95,12 +99,26 @@ def position_modules(model: PreTrainedModel) -> list[nn.Module]:
 
 def keep_old_rows(wrapped: Any, masks: list[Tensor]) -> None:
     """Let only the rows of learned tables be trained that the model had not before it was patched."""
-    tables = [m for m in wrapped.modules() if isinstance(m, LearnedTable) and m.weight.requires_grad]
-    for table, new in zip(tables, masks, strict=True):
-        table.weight.register_hook(lambda grad, new=new: grad * new[:, None].to(grad))
+    held = [master(m, "weight") for m in wrapped.modules() if isinstance(m, LearnedTable)]
+    trained = [weight for weight in held if weight is not None and weight.requires_grad]
+    for weight, new in zip(trained, masks, strict=True):
+        weight.register_hook(lambda grad, new=new: grad * new[:, None].to(grad))
 
 
-def counted(model: nn.Module) -> tuple[int, int]:
-    """Parameters that are trained, and all of them."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    return sum(n for n, trained in sizes if trained), sum(n for n, _ in sizes)
+def counted(model: Any) -> int:
+    """Parameters that are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def trained_count(model: Any, asked: TuneSettings) -> int:
+    """About as many as `tuned` would train, without making them."""
+    if asked.whole:
+        return sum(p.numel() for p in model.parameters())
+    ends = tuple(whole_modules(model, asked)) or ("no such module",)
+    own = {id(p): p.numel() for n, m in model.named_modules() if n.endswith(ends) for p in m.parameters()}
+    if asked.lora is None:
+        return sum(own.values())
+    wanted = lora_targets(places(model), asked.lora.target_modules)
+    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)]
+    adapted = [m for n, m in linear if isinstance(wanted, str) or n.endswith(tuple(wanted))]
+    return sum(own.values()) + sum(asked.lora.r * sum(m.weight.shape) for m in adapted)

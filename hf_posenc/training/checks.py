@@ -1,0 +1,140 @@
+"""What a run is refused for, before anything is measured or trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import PosencError, suggestion
+from ..families import places
+from ..patching.describe import describe
+from ..patching.measure import own_length
+from ..patching.patch import is_patched
+from .loss import LossHead, refuse_other_loss
+from .rows import together
+from .settings import Settings
+from .shipped import launching_with
+from .tuning import lora_targets, whole_modules
+
+GB = 1e9
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
+"""What writes each kind of log (train.report_to)."""
+
+
+def refuse_output(settings: Settings) -> None:
+    """Raise where nothing can be written."""
+    output = Path(settings.output).absolute()
+    lowest = next(path for path in (output, *output.parents) if path.exists())
+    if not lowest.is_dir():
+        raise PosencError(f"output: {lowest} is a file, and a folder is written. Name another --output.")
+    if not os.access(lowest, os.W_OK):
+        raise PosencError(f"output: nothing may be written to {lowest}. Name another --output.")
+
+
+def refuse_absent_packages(settings: Settings) -> None:
+    """Raise where a package that the recipe asks for is not installed."""
+    package = PACKAGES.get(settings.train.report_to)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise PosencError(f"train.report_to: {settings.train.report_to} needs {package}: pip install {package}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PosencError("The picture of a run needs matplotlib: pip install 'hf-posenc[train]'.")
+
+
+def refuse_other_launch(settings: Settings, found: int, world: int) -> None:
+    """Raise where fewer processes share the work than were meant to: launchers run one, or copies, without a word."""
+    wanted = settings.train.processes
+    if world != found:
+        raise PosencError(
+            f"{world} processes were launched, and each believes to be one of {found}: they would all train the same. "
+            f"On CPUs launch with {launching_with('cpu')}."
+        )
+    if wanted is not None and wanted != found:
+        raise PosencError(
+            f"train.processes is {wanted}, and {found} are running. accelerate runs one where it is told --cpu or "
+            f"MULTI_CPU: launch with {launching_with('cpu')} and --num_processes."
+        )
+
+
+def refuse_small_batches(settings: Settings, processes: int) -> None:
+    """Raise where a contrastive batch has nothing to tell apart, or is spread over processes."""
+    if settings.model.objective != "contrastive":
+        return
+    if settings.train.per_device_train_batch_size < 2 or processes > 1:
+        raise PosencError(
+            "model.objective: contrastive tells the rows of one batch apart: it takes one process and "
+            "train.per_device_train_batch_size from 2 up."
+        )
+
+
+def refuse_misfit(settings: Settings, model: Any, tokenizer: Any) -> None:
+    """Raise where the rows would not fit the model."""
+    longest, where = settings.data.reach, places(model)
+    described: Any = describe(model) if is_patched(model) else None
+    reach = described.target_length if described else own_length(where) if where.has_table else None
+    if reach is not None and longest > reach:
+        way = (
+            "raise scheme.target_length, or lower data.length" if described else "lower data.length, or name a scheme"
+        )
+        raise PosencError(f"Rows reach to position {longest}, and the model is made for {reach}: {way}.")
+    if settings.model.objective == "masked" and tokenizer.mask_token_id is None:
+        raise PosencError("model.objective: masked needs a tokenizer with a mask token, and this one has none.")
+    if settings.model.objective != "causal" and settings.data.passkey:
+        raise PosencError("data.passkey is for causal models.")
+
+
+def refuse_targets(settings: Settings, model: Any) -> None:
+    """Raise where nothing would be trained, or a projection is named that the model has not: PEFT skips those."""
+    asked = settings.tune
+    if asked.whole:
+        return
+    if asked.lora is None:
+        if not whole_modules(model, asked):
+            raise PosencError("Nothing would be trained: turn on tune.lora, norms, embeddings, positions or whole.")
+        return
+    wanted = lora_targets(places(model), asked.lora.target_modules)
+    if isinstance(wanted, str):  # all-linear
+        return
+    kinds = (nn.Linear, nn.Embedding, Conv1D)
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    ends = sorted({name.rpartition(".")[2] for name in names})
+    for target in wanted:
+        if not any(name == target or name.endswith("." + target) for name in names):
+            raise PosencError(
+                f"tune.lora.target_modules: no projection of this model is called {target!r}."
+                f"{suggestion(target, ends)}"
+            )
+
+
+def refuse_other_head(settings: Settings, model: Any, rows: Any) -> None:
+    """Raise where the loss cannot be taken inside the output layer, unless it need not be."""
+    if settings.train.full_logits or settings.model.objective == "contrastive":
+        return
+    head = LossHead(model)
+    try:
+        refuse_other_loss(model, head, together([next(iter(rows))]), settings.model.objective == "causal")
+    finally:
+        head.remove()
+
+
+def refuse_full_disk(settings: Settings, trained: int, parameters: int, merged: bool) -> None:
+    """Raise where checkpoints would not find room."""
+    size = torch.empty(0, dtype=getattr(torch, settings.model.dtype)).element_size()
+    # Masters and the two moments of Adam, in fp32; one checkpoint is written before an old one is removed.
+    checkpoint = 12 * trained
+    final = (parameters if settings.tune.whole else trained) * size + (parameters * size if merged else 0)
+    wanted = checkpoint * (settings.train.save_total_limit + 1) + final
+    output = Path(settings.output).absolute()
+    free = shutil.disk_usage(next(path for path in (output, *output.parents) if path.exists())).free
+    if wanted > free:
+        raise PosencError(
+            f"The run would write about {wanted / GB:.1f} GB ({settings.train.save_total_limit + 1} checkpoints of "
+            f"{checkpoint / GB:.1f} GB and what comes of it), and {free / GB:.1f} GB are free in {output}. Name "
+            "another --output, or train less (tune)."
+        )

@@ -1,0 +1,58 @@
+"""The end of a run: what was saved is loaded again and measured, and the card, the table and the picture written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markdown import Markdown
+
+from ..checkpoints.embedders import copy_embedder
+from ..checkpoints.save_load import load, merge
+from ..evaluation.measures.rows import Row
+from ..evaluation.report import write
+from ..models import model_path
+from .card import card, merged_card, results
+from .preparing import AUTO
+from .resuming import console
+from .settings import Settings
+
+
+def tuned_name(settings: Settings) -> str:
+    """What figures of the trained model are shown under."""
+    return f"{settings.scheme.name or 'unpatched'}, tuned"
+
+
+def finish(
+    settings: Settings,
+    folder: Path,
+    merged: bool,
+    figures: list[Row],
+    measure: Any,
+    facts: dict[str, Any],
+    device: Any,
+) -> None:
+    """Measure what lies in `folder`, add it to `figures`, and write everything that tells of the run."""
+    output, dtype = Path(settings.output), getattr(torch, settings.model.dtype)
+    if settings.model.path is not None and folder.name == "model":
+        copy_embedder(Path(model_path(settings.model.path)), folder, settings.data.reach)
+    kind = AUTO[settings.model.objective] if folder.name == "model" else None
+    reloaded = load(folder, dtype=dtype, model_class=kind)  # a base may be stored in another
+    figures += measure(reloaded.to(device), label=tuned_name(settings))
+    about = {
+        "title": f"{settings.model.path or 'a fresh model'} with {settings.scheme.name or 'its own positions'}",
+        **{key: facts[key] for key in ("trained_length", "command", "versions")},
+    }
+    (output / "metrics.json").write_text(
+        json.dumps({"facts": facts, "figures": [figure.to_dict() for figure in figures]}, indent=1)
+    )
+    for suffix in (".md", ".png"):
+        write(figures, output / f"metrics{suffix}", about)
+    (folder / "README.md").write_text(card(settings, figures, facts))
+    if merged:
+        merge(folder, output / "merged", dtype=dtype)
+        (output / "merged" / "README.md").write_text(merged_card(settings, figures, facts))
+    console.print(Markdown(results(figures)))
+    console.print(f"Written to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}.")
