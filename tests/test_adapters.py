@@ -17,9 +17,8 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
-from hf_posenc import PosencError, check_model, is_patched, load, merge, patch_model, save
+from hf_posenc import PosencError, check_model, describe, is_patched, load, merge, patch_model, save
 from hf_posenc.cli.main import app
-from hf_posenc.patching import describe
 
 TARGETS = {"gpt2": ["c_attn"], "bert": ["query", "value"], "bert_decoder": ["query", "value"]}
 

@@ -19,9 +19,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from hf_posenc import SCHEMES, PosencError, check_model, is_patched, load, patch_model, save, unpatch_model
+from hf_posenc import SCHEMES, PosencError, check_model, describe, is_patched, load, patch_model, save, unpatch_model
 from hf_posenc.core.tables import LearnedTable
-from hf_posenc.patching import describe
 
 transformers.logging.disable_progress_bar()
 

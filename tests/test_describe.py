@@ -10,9 +10,8 @@ from cells import CELLS, KINDS, LENGTH, PATTERNS, TEXT, options, tiny
 from torch import nn
 from transformers import AttentionMaskInterface
 
-from hf_posenc import SCHEMES, PosencError, check_model, patch_model, unpatch_model
+from hf_posenc import SCHEMES, PosencError, check_model, describe, patch_model, unpatch_model
 from hf_posenc.core.tables import ZeroTable
-from hf_posenc.patching import describe
 from hf_posenc.runtime.hooks import before_embeddings, before_first_layer
 from hf_posenc.runtime.positions import before_attention
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hf_posenc import PosencError, is_patched, patch_model, save
 from hf_posenc.cli.main import app
-from hf_posenc.evaluation import Document, Options, evaluate, tokenized
+from hf_posenc.evaluation import Document, Options, compare, evaluate, tokenized
 from hf_posenc.evaluation.measures.embeddings import (
     Chunked,
     Pooled,
@@ -28,7 +28,6 @@ from hf_posenc.evaluation.measures.embeddings import (
 )
 from hf_posenc.evaluation.measures.haystacks import HAYSTACKS, Haystacks, haystacks
 from hf_posenc.evaluation.report import write
-from hf_posenc.evaluation.runs import compare
 
 SMALL = Haystacks(queries=3, documents=4)
 TASKS = tuple(HAYSTACKS)

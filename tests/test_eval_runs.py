@@ -15,13 +15,11 @@ from evaluated import STORY, bytes_tokenizer, document, reader
 from transformers import AutoModel
 from typer.testing import CliRunner
 
-from hf_posenc import PosencError, is_patched, load, patch_model, save
+from hf_posenc import PosencError, describe, is_patched, load, patch_model, save
 from hf_posenc.cli.main import app
-from hf_posenc.evaluation import Options, Reading, Retrieval, Row, evaluate, parsed_schemes, standings
-from hf_posenc.evaluation.runs import compare
+from hf_posenc.evaluation import Options, Reading, Retrieval, Row, compare, evaluate, parsed_schemes, standings
 from hf_posenc.evaluation.runs.budget import available, estimate
 from hf_posenc.evaluation.runs.results import model_digest
-from hf_posenc.patching import describe
 
 ROOT = Path(__file__).parent.parent
 SMALL = Options(lengths=(48, 96), reading=Reading(windows=4, scored=8))

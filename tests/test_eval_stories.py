@@ -5,8 +5,7 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_posenc import load
-from hf_posenc.evaluation import Options, Reading, standings, tokenized
-from hf_posenc.evaluation.runs import compare
+from hf_posenc.evaluation import Options, Reading, compare, standings, tokenized
 
 
 @pytest.fixture(scope="module")

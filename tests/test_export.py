@@ -6,7 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-import hf_posenc.export
 import pytest
 import torch
 from cells import LENGTH, VOCAB, options, tiny, tokens
@@ -17,10 +16,10 @@ from test_checkpoint import LLAMA3, LONG, config_of, logits, patched
 from transformers import AutoModel, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from hf_posenc import SCHEMES, PosencError, load, patch_model, save
+import hf_posenc.checkpoints.on_disk
+from hf_posenc import SCHEMES, PosencError, describe, load, patch_model, save
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.cli.main import app
-from hf_posenc.patching import describe
 from hf_posenc.patching.grades import CONFIG, SEALED, cells
 
 KINDS = ["llama", "gpt2", "bert"]
@@ -106,8 +105,8 @@ def test_what_lives_in_the_config_reads_no_weights(scheme, sources, tmp_path, mo
         def keys(self):
             return self.inner.keys()
 
-    for module in ("export", "checkpoint"):
-        monkeypatch.setattr(f"hf_posenc.{module}.safe_open", Locked)
+    for module in ("on_disk", "save_load"):
+        monkeypatch.setattr(f"hf_posenc.checkpoints.{module}.safe_open", Locked)
     for name in ("llama", "llama-shards"):
         patch_checkpoint(sources / name, tmp_path / name, scheme, **options(scheme))
         weights = {n: d for n, d in digests(sources / name).items() if "safetensors" in n}
@@ -120,7 +119,7 @@ def test_the_guard_of_that_test_guards(sources, tmp_path, monkeypatch):
     def closed(*args, **kwargs):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(hf_posenc.export, "safe_open", closed)
+    monkeypatch.setattr(hf_posenc.checkpoints.on_disk, "safe_open", closed)
     patch_checkpoint(sources / "llama", tmp_path / "a", "yarn", factor=2.0)
     with pytest.raises(AssertionError, match="weights were read"):
         patch_checkpoint(sources / "gpt2", tmp_path / "b", "learned", factor=2.0)

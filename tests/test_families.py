@@ -28,11 +28,10 @@ sys.path.insert(0, str(Path(__file__).parent / "sweep"))
 from laws import SCHEMES, apart, cached_error, judged, logits, tokens
 from shrink import CAUSAL, MASKED, tiny_config, tiny_model
 
-from hf_posenc import PosencError, UnsupportedModel, check_model, load, patch_model, save, unpatch_model
+from hf_posenc import PosencError, UnsupportedModel, check_model, describe, load, patch_model, save, unpatch_model
 from hf_posenc.families import FAMILIES, Family, places
 from hf_posenc.families.base import register
 from hf_posenc.families.verified import verified, works
-from hf_posenc.patching import describe
 
 NEAR = 1e-4
 """How far logits may be apart, as a part of their spread, that two ways of computing should agree on."""

@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent / "sweep"))
 from laws import apart, logits, tokens
 from shrink import _shrunk, tiny_model
 
-from hf_posenc import PosencError, UnsupportedCell, check_model, load, patch_model, save, unpatch_model
+from hf_posenc import PosencError, UnsupportedCell, check_model, describe, load, patch_model, save, unpatch_model
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.families import places
-from hf_posenc.patching import describe
 from hf_posenc.patching.layout import WATCHED, watched_layout
 
 NEAR = 2e-4

@@ -16,9 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from hf_posenc import load
+from hf_posenc import describe, load
 from hf_posenc.models import NAMES
-from hf_posenc.patching.describe import describe
 from hf_posenc.training.command import main
 from hf_posenc.training.recipe import train
 from hf_posenc.training.settings import read_settings

@@ -10,8 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from hf_posenc import PosencError, load, patch_model, save
-from hf_posenc.patching import describe
+from hf_posenc import PosencError, describe, load, patch_model, save
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'hf-posenc[eval]'")
 pytest.importorskip("wonderwords", reason="RULER's words are an extra: pip install 'hf-posenc[eval]'")

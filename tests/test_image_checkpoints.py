@@ -12,10 +12,9 @@ from test_plain_load import plain_verdicts
 from transformers import CLIPModel, CLIPVisionModel, ViTForImageClassification, ViTModel
 from typer.testing import CliRunner
 
-from hf_posenc import PosencError, check_model, is_patched, load, merge, patch_model, save, unpatch_model
+from hf_posenc import PosencError, check_model, describe, is_patched, load, merge, patch_model, save, unpatch_model
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.cli.main import app
-from hf_posenc.patching import describe
 
 WIDE = (24, 40)
 FORCED = {"forced_sdpa": {"attn_implementation": "sdpa"}, "forced_eager": {"attn_implementation": "eager"}}

@@ -30,13 +30,13 @@ from hf_posenc import (
     UnsupportedCell,
     UnsupportedModel,
     check_model,
+    describe,
     is_patched,
     patch_model,
     set_rendering,
     unpatch_model,
 )
 from hf_posenc.families import image_places
-from hf_posenc.patching import describe
 from hf_posenc.runtime.grids import GridReader
 
 every_cell = pytest.mark.parametrize(("name", "family"), CELLS)

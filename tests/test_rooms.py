@@ -72,9 +72,7 @@ def test_imports_point_down(name):
     for target in imports(name):
         one, other = room(name), room(target)
         assert other in LEVEL, f"{name} imports the package's face: import from the room that defines the name"
-        assert one == other or LEVEL[other] < LEVEL[one], (
-            f"{name} ({one}) imports {target} ({other}), which is above it"
-        )
+        assert one == other or LEVEL[other] < LEVEL[one], f"{name} imports {target}, which is above it"
 
 
 def test_no_cycle_hides_anywhere():

@@ -14,6 +14,7 @@ from hf_posenc import (
     PosencError,
     UnsupportedModel,
     check_model,
+    describe,
     is_patched,
     load,
     new_rows,
@@ -26,7 +27,6 @@ from hf_posenc.evaluation import Options, evaluate, tokenized
 from hf_posenc.evaluation.measures.embeddings import Pooled, embedder_of
 from hf_posenc.evaluation.measures.haystacks import Haystacks
 from hf_posenc.evaluation.suites.lemb import evaluate_lemb, measured, planned_lemb, task_names
-from hf_posenc.patching import describe
 from hf_posenc.patching.embedders import is_embedder
 
 st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed: an extra, 'embed'")

@@ -12,9 +12,8 @@ import torch
 from cells import VOCAB, options, tiny
 from safetensors.torch import load_file
 
-from hf_posenc import PosencError, load, patch_model
+from hf_posenc import PosencError, describe, load, patch_model
 from hf_posenc.models import NAMES
-from hf_posenc.patching.describe import describe
 from hf_posenc.training.recipe import train
 from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings, read_settings

@@ -20,8 +20,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from hf_posenc import load
-from hf_posenc.evaluation import Document, Options, Reading, Retrieval, Row, tokenized
-from hf_posenc.evaluation.runs.compare import compare
+from hf_posenc.evaluation import Document, Options, Reading, Retrieval, Row, compare, tokenized
 from hf_posenc.models import model_path
 from hf_posenc.training.stdlib import stdlib_texts
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
-from hf_posenc import PosencError, check_model, load, patch_model, save, unpatch_model
+from hf_posenc import PosencError, check_model, describe, load, patch_model, save, unpatch_model
 from hf_posenc.families import places
-from hf_posenc.patching import describe
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
