@@ -17,6 +17,7 @@ from ..patching.records import Record
 from ..patching.sidecar import FILE
 from .files import find, read_json
 from .restore import apply_record
+from .tied import is_written_once, load_tied
 
 TASKS = {
     "CAUSAL_LM": "AutoModelForCausalLM",
@@ -52,6 +53,8 @@ def load_adapter(
         if record is not None and not is_patched(model):
             apply_record(model, record)
     refuse_other_positions(model, record, path)
+    if is_written_once(path, model, adapter, hub):
+        return load_tied(path, model, trainable, hub)
     peft = require("peft", "adapters", "An adapter")  # takes seconds, and only adapters need it
     return peft.PeftModel.from_pretrained(model, path, is_trainable=trainable, **hub)
 

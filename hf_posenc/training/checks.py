@@ -16,6 +16,7 @@ from ..errors import PosencError, suggestion
 from ..families import places
 from ..patching.describe import describe
 from ..patching.live import is_patched
+from ..patching.records import Record
 from ..patching.sizes import own_length
 from .loss import LossHead, refuse_other_loss
 from .rows import together
@@ -79,14 +80,23 @@ def refuse_misfit(settings: Settings, model: Any, tokenizer: Any) -> None:
     described: Any = describe(model) if is_patched(model) else None
     reach = described.target_length if described else own_length(where) if where.has_table else None
     if reach is not None and longest > reach:
-        way = (
-            "raise scheme.target_length, or lower data.length" if described else "lower data.length, or name a scheme"
+        way = "raise scheme.target_length" if described else "name a scheme that reaches further"
+        raise PosencError(
+            f"Rows reach to position {longest}, and the model is made for {reach}: {way}, or lower data.length."
         )
-        raise PosencError(f"Rows reach to position {longest}, and the model is made for {reach}: {way}.")
     if settings.model.objective == "masked" and tokenizer.mask_token_id is None:
         raise PosencError("model.objective: masked needs a tokenizer with a mask token, and this one has none.")
     if settings.model.objective != "causal" and settings.data.passkey:
         raise PosencError("data.passkey is for causal models.")
+
+
+def refuse_other_base(settings: Settings, came: Record | None, now: Record | None) -> None:
+    """Raise where an adapter would be trained on other positions than its base is stored with: it could not load."""
+    if came is not None and came != now and not settings.tune.whole and settings.tune.lora is not None:
+        raise PosencError(
+            f"{settings.model.path} is stored with {came.scheme.name!r} positions, and an adapter rests on its base "
+            "as it is stored. Leave the scheme out of the recipe to tune it as it is, or name the model below it."
+        )
 
 
 def refuse_targets(settings: Settings, model: Any) -> None:

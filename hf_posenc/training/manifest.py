@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,14 @@ def checkpoints(output: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise where a run would go on with other settings than it began with: it would be neither run."""
-    stored = json.loads((folder / FILE).read_text(encoding="utf-8"))["settings"]
+def refuse_other_settings(
+    folder: Path, settings: dict[str, Any], completed: Callable[[Any], Any] = lambda raw: raw
+) -> None:
+    """Raise where a run would go on with other settings than it began with: it would be neither run.
+
+    `completed` adds to what was stored the keys that a release before this one did not know.
+    """
+    stored = completed(json.loads((folder / FILE).read_text(encoding="utf-8"))["settings"])
     changed = sorted(_differences(stored, json.loads(json.dumps(settings))))
     if changed:
         raise PosencError(

@@ -14,8 +14,9 @@ from ..checkpoints.save_load import load
 from ..evaluation.measures.texts import bos_of
 from ..models import model_path
 from ..patching.describe import describe
-from ..patching.live import is_patched
+from ..patching.live import is_patched, record_of
 from ..patching.patch import patch_model
+from ..patching.records import Record
 from .contrastive import Pairs
 from .measured import frame, held_out_documents, lengths_upto, measured
 from .retrieval import passkey_row
@@ -58,6 +59,11 @@ def patch(settings: Settings, model: Any) -> None:
     if settings.scheme.name is not None:
         set_seed(settings.train.seed)  # what a scheme brings may begin at random
         patch_model(model, settings.scheme.name, **settings.scheme.options)
+
+
+def positions_record(model: Any) -> Record | None:
+    """How the model was patched, if it was."""
+    return record_of(model) if is_patched(model) else None
 
 
 def positions_name(model: Any) -> str:

@@ -24,7 +24,6 @@ from transformers import TrainingArguments, set_seed
 from ..errors import PosencError
 from ..evaluation.measures.rows import Row as Figure
 from ..families import places
-from ..patching.live import is_patched
 from ..patching.patch import unpatch_model
 from ..patching.sizes import own_length
 from .card import command, versions
@@ -32,6 +31,7 @@ from .checks import (
     refuse_absent_packages,
     refuse_full_disk,
     refuse_misfit,
+    refuse_other_base,
     refuse_other_head,
     refuse_other_launch,
     refuse_output,
@@ -40,7 +40,7 @@ from .checks import (
 )
 from .finishing import finish
 from .loss import LossHead
-from .preparing import made, measurement, patch, positions_name, training_rows
+from .preparing import made, measurement, patch, positions_name, positions_record, training_rows
 from .resuming import Clock, Past, console, where_to_begin
 from .settings import Settings
 from .sharding import launched_parallel, launched_sharded, refuse_lost_rows, refuse_sharded_text, share_text, sharing
@@ -118,9 +118,10 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
 
     model, tokenizer = made(settings)
     trained_length = own_length(places(model)) or settings.data.length
-    came_patched = is_patched(model)
+    came = positions_record(model)
     parameters = sum(p.numel() for p in model.parameters())
     patch(settings, model)
+    refuse_other_base(settings, came, positions_record(model))
     refuse_misfit(settings, model, tokenizer)
     refuse_targets(settings, model)
     refuse_full_disk(settings, trained_count(model, settings.tune), parameters, merged)
@@ -135,7 +136,7 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     refuse_other_head(settings, model, rows)
     return Run(
         settings, args, model, tokenizer, rows, measure, text.name, trained_length, parameters, begin, clock,
-        came_patched,
+        came is not None,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..errors import PosencError
 from .manifest import newest_whole, refuse_other_settings
-from .settings import Settings
+from .settings import Settings, completed
 
 FILE = "run.json"
 console = Console(stderr=True)
@@ -71,7 +71,7 @@ def where_to_begin(settings: Settings, resume: bool) -> Path | None:
             raise PosencError(f"{output} has no whole checkpoint to go on from. Begin anew with another --output.")
         say(f"{output} holds no checkpoint yet: the run begins.")
         return None
-    refuse_other_settings(found.checkpoint, settings.of_run())
+    refuse_other_settings(found.checkpoint, settings.of_run(), completed)
     say(f"Going on from {found.checkpoint}.")
     PartialState().wait_for_everyone()  # all have looked
     for name in found.damaged if main_process else ():  # the run will come by these names again

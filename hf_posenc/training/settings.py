@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -291,6 +292,14 @@ class Settings(Section):
         if self.model.config is not None and not self.tune.whole:
             raise ValueError("a fresh model has nothing yet that an adapter could rest on: set tune.whole: true")
         return self
+
+
+def completed(stored: Any) -> Any:
+    """The settings of a run that were stored by `of_run`, with what later releases added."""
+    try:
+        return json.loads(json.dumps(Settings.model_validate({**stored, "output": ""}).of_run()))
+    except (TypeError, ValidationError):
+        return stored
 
 
 def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:

@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..checkpoints.tied import write_once
 from ..patching.sidecar import write_record
 from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
@@ -144,7 +145,12 @@ class ContextTrainer(Trainer):
             self.save_model(str(folder))
         finally:
             self.rounding = False
+        if not self.args.should_save:
+            return
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle; recipe.yaml says it all
+        model = self.accelerator.unwrap_model(self.model)
+        if hasattr(model, "peft_config"):
+            write_once(folder, model.get_base_model())
 
     @property
     def written(self) -> dict[str, str]:
