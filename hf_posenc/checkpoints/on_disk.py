@@ -136,7 +136,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
     for stack in where.stacks:
         for site in stack.rotaries:  # frequencies are not weights: they come from the config
-            setattr(site.owner, site.name, rotary_from(stack.config, site.module))
+            setattr(site.owner, site.name, rotary_from(stack.config, site.own))
         # Whatever a patch makes is made like these.
         stack.weight.weight = nn.Parameter(torch.empty(0, *stack.weight.weight.shape[1:], dtype=dtype))
         if stack.table is not None and isinstance(stack.table.module, nn.Embedding):

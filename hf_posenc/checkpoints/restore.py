@@ -10,12 +10,11 @@ from transformers import PreTrainedModel
 from ..errors import PosencError
 from ..families import Places, places
 from ..families.places import grid_size
-from ..patching.checks import check_model
+from ..patching.checks import check_patch
 from ..patching.edits import Journal, Swap
 from ..patching.measure import sizes
 from ..patching.plan import plan
-from ..patching.records import Record, section_of
-from ..patching.sizes import original_values
+from ..patching.records import Record, original_values, section_of
 from ..runtime.positions import SEAL
 
 
@@ -42,7 +41,7 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
             "another model, or another version of it."
         )
     plan(where, record.scheme, record.geometries).apply()
-    check_model(model)
+    check_patch(model, record)
 
 
 def refuse_other_geometry(where: Places, record: Record) -> None:
@@ -81,7 +80,7 @@ def refuse_other_geometry(where: Places, record: Record) -> None:
 
 def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], journal: Journal) -> None:
     """config.json says the same thing twice, for those who read `posenc` and those who do not: compare."""
-    section, sealed = section_of(raw), False
+    section, sealed = section_of(raw, where.family), False
     for edit in journal.edits:
         if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue

@@ -16,11 +16,10 @@ from transformers.models.auto import modeling_auto
 from ..errors import PosencError
 from ..families import Family, family_of, places
 from ..models import model_path
-from ..patching.checks import check_model
+from ..patching.checks import check_model, check_patch
 from ..patching.embedders import inner_model
-from ..patching.live import is_patched
-from ..patching.patch import refuse_unpatchable
-from ..patching.records import Record, section_of
+from ..patching.live import is_patched, refuse_unpatchable
+from ..patching.records import Record, flags_of, section_of
 from ..patching.sidecar import write_record
 from ..patching.sizes import own_length, stored_size
 from ..runtime.positions import SEAL
@@ -88,7 +87,7 @@ def load(
     5. `restore`: the record is compared with the model, the patch is planned anew from it and compared with what
        config.json says to those who cannot read the record, then applied.
     6. `_load_parameters`: what the scheme itself brought is loaded from the same files.
-    7. `check_model`: the live model does what its config says.
+    7. `check_patch`: the live model does what its record says.
     """
     where = model_path(os.fspath(path))
     hub = {key: kwargs[key] for key in HUB if key in kwargs}
@@ -128,7 +127,7 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
     reset_length(model.config, record)
     restore(model, record, raw)
     _load_parameters(model, where, hub)
-    check_model(model)
+    check_patch(model, record)
     return model
 
 
@@ -174,7 +173,7 @@ def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) 
         raise PosencError(f"config.json names the model type {kind!r}, which this transformers does not know.")
     cls, family = CONFIG_MAPPING[kind], family_of(kind)
     if record is not None:
-        _put_back(section_of(values), cls, family, record, kwargs)
+        _put_back(section_of(values, family), cls, family, record, kwargs)
     del values["model_type"]
     try:
         config, rest = cls.from_dict(values, return_unused_kwargs=True, **kwargs)
@@ -206,7 +205,7 @@ def _put_back(
         raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
     if "rope_parameters" in section and "rope_parameters" not in record.original:
         raise PosencError("The original of the posenc record lacks rope_parameters: it is damaged.")
-    built = (*family.flags, family.length) if family is not None and len(family.axes) > 1 else ()
+    built = (*flags_of(family), family.length) if family is not None and len(family.axes) > 1 else ()
     for key, value in record.original.items():
         if key not in built:
             section[own[key]] = copy.deepcopy(value)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import PosencError
 from .patterns import Pattern
 from .precision import Fp32Buffers
 from .tables import ComputedTable, LearnedTable
@@ -108,10 +106,8 @@ class Rotation:
     rope_parameters: Mapping[str, Any] | None = None
     """The same rotation as `config.rope_parameters`, where transformers has a `rope_type` for it."""
 
-    @property
-    def follows_length(self) -> bool:
-        """Whether the angles depend on how much a query can see, so that keys must be cached unrotated."""
-        return False
+    follows_length: ClassVar[bool] = False
+    """Whether the angles depend on how much a query can see, so that keys must be cached unrotated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +125,7 @@ class FollowingRotation(Rotation):
     """Stages repeat every `step` tokens; None means that there is just one border."""
     factor: float = 1.0
 
-    @property
-    def follows_length(self) -> bool:
-        return True
+    follows_length = True
 
     def stage(self, length: Tensor) -> Tensor:
         over = (length - self.border).clamp(min=0)
@@ -149,9 +143,7 @@ class FollowingRotation(Rotation):
 class LateRotation(Rotation):
     """A rotation that depends on the pair of a query and a key, so that keys are cached unrotated."""
 
-    @property
-    def follows_length(self) -> bool:
-        return True
+    follows_length = True
 
 
 class CoordinateRotation(Fp32Buffers):
@@ -206,35 +198,3 @@ class Effect:
     """Which keys are seen, and at what distances; None for all, at their own."""
     forgets: bool = False
     """Whether keys that can never be seen again leave the cache."""
-
-
-def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:
-    """The three numbers (trained, target, factor) from any two of them; contradictions raise."""
-    trained = geometry.trained_length
-    if target_length is not None and target_length < trained:
-        raise PosencError(
-            f"target_length={target_length} is shorter than the trained length {trained}. Give a target of at least "
-            f"{trained}, or trained_length= if the config overstates what the model was trained on."
-        )
-    if target_length is None and factor is None:
-        return Span(trained, trained, None)
-    if target_length is None:
-        assert factor is not None
-        return Span(trained, round(trained * factor), float(factor))
-    if factor is not None and abs(trained * factor - target_length) >= 1:
-        raise PosencError(
-            f"target_length={target_length} and factor={factor} contradict each other: the model was trained at "
-            f"{trained}, so that factor {factor} reaches {trained * factor:g} and a target of {target_length} needs "
-            f"factor {target_length / trained:g}. Give one of the two, or trained_length= if the config is wrong."
-        )
-    return Span(trained, target_length, float(factor) if factor is not None else target_length / trained)
-
-
-def finite(value: object) -> bool:
-    """Whether a value is a number that maths can be done with (bool is not)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import PosencError
-from ..registry import Origin, Plugins, Registry
+from ..registry import Plugins, Registry
 
 PLUGINS = Plugins("hf_posenc.families")
 FAMILIES: Registry[Family] = Registry("family", PLUGINS)
@@ -86,11 +86,6 @@ class Family:
     antialias: bool = False
     """Whether the family's own code does so when it resizes its table to an image."""
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What the config calls the positions that a model can be built with or without."""
-        return (*self.bias_flags, *filter(None, [self.table_flag]))
-
 
 VisionFamily = partial(
     Family,
@@ -142,11 +137,6 @@ def _caller() -> str:
     return str(frame.f_back.f_back.f_globals["__name__"])
 
 
-def origin_of(family: Family) -> Origin:
-    """Who registered a family."""
-    return FAMILIES.origin(family.name)
-
-
 def family_of(kind: Any) -> Family | None:
     """The family that names a model type; None for one that is served, if at all, by what is found in it.
 
@@ -154,12 +144,9 @@ def family_of(kind: Any) -> Family | None:
     """
     if isinstance(kind, str):
         PLUGINS.load(kind)
-    known = FAMILIES.registered().values()
-    for families in (known, FAMILIES.values()):  # the second imports whatever packages offer
-        for family in families:
-            if kind in family.model_types:
-                return family
-    return None
+        PLUGINS.load_all()
+    families = FAMILIES.registered().values()
+    return next((family for family in families if kind in family.model_types), None)
 
 
 def refuse(reason: str, *model_types: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,12 +28,31 @@ class Site(NamedTuple):
 
 
 class RotarySite(NamedTuple):
-    """A rotary module, and its frequency buffers by layer type; "" where all layers share one."""
+    """A rotary module, and the place that it can be replaced at."""
 
     owner: Any
     name: str
     module: Any
+    """What stands there: the family's own module, or a patch's wrapper around one."""
+    own: Any
+    """The family's own module."""
     buffers: dict[str, str]
+    """Its frequency buffers by layer type; "" where all layers share one."""
+
+
+@dataclass
+class Parts:
+    """What one walk over a model finds."""
+
+    attentions: list[Any] = field(default_factory=list)
+    """Self-attention behind transformers' attention interface."""
+    crosses: list[Any] = field(default_factory=list)
+    """The same, of attention to something else."""
+    rotaries: list[RotarySite] = field(default_factory=list)
+    """The rotary modules that read `rope_parameters`."""
+    rotating: list[Any] = field(default_factory=list)
+    """The modules that apply rotary angles to something in their forward."""
+    lists: list[nn.ModuleList] = field(default_factory=list)
 
 
 def site_at(root: nn.Module, path: str) -> Site:
@@ -68,10 +88,50 @@ def _names_used(cls: Any) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def calls_interface(module: Any) -> bool:
-    """Whether a module attends through transformers' attention interface."""
-    cls: Any = type(module)
+@cache
+def _calls_interface(cls: Any) -> bool:
+    """Whether modules of a class attend through transformers' attention interface."""
     return "ALL_ATTENTION_FUNCTIONS" in _names_used(cls)
+
+
+@cache
+def _rotates(cls: Any) -> bool:
+    """Whether modules of a class apply rotary angles to something in their forward."""
+    return any(ROTATES.search(name) for name in _names_used(cls))
+
+
+def frequency_buffers(module: nn.Module) -> dict[str, str]:
+    """The frequency buffers of a rotary module by layer type; "" where all layers share one."""
+    found = {}
+    for name, _ in module.named_buffers(recurse=False):
+        match = FREQUENCIES.fullmatch(name)
+        if match and not (match["layer_type"] or "").endswith("original"):
+            found[match["layer_type"] or ""] = name
+    return found
+
+
+def parts_of(root: nn.Module, kind: str) -> Parts:
+    """What there is in a model, of the parts whose config is of this model type."""
+    found, wrapped = Parts(), set()
+    for path, module in root.named_modules():
+        cls: Any = type(module)
+        own: Any = module.inner if getattr(cls, "wraps_rotary", False) else module
+        config = getattr(own, "config", None)
+        config_kind = getattr(config, "model_type", None)
+        if isinstance(module, nn.ModuleList):
+            found.lists.append(module)
+        if _rotates(cls):
+            found.rotating.append(module)
+        if _calls_interface(cls) and config_kind in (kind, None):
+            other = CROSS.search(path) or CROSS.search(cls.__name__)
+            (found.crosses if other else found.attentions).append(module)
+        buffers = {} if id(module) in wrapped else frequency_buffers(own)
+        if buffers:
+            wrapped.add(id(own))
+            if config_kind == kind and hasattr(config, "rope_parameters"):
+                owner, _, name = path.rpartition(".")
+                found.rotaries.append(RotarySite(root.get_submodule(owner), name, module, own, buffers))
+    return found
 
 
 def held_in(root: nn.Module, names: tuple[str, ...]) -> list[Site]:
@@ -80,67 +140,7 @@ def held_in(root: nn.Module, names: tuple[str, ...]) -> list[Site]:
     return [Site(*site) for site in held if site[2] is not None]
 
 
-def rotating_modules(root: nn.Module) -> list[nn.Module]:
-    """The modules that apply rotary angles to something in their forward."""
-    found = ((type(module), module) for module in root.modules())
-    return [module for cls, module in found if _rotates(cls)]  # type: ignore[arg-type]
-
-
-@cache
-def _rotates(cls: Any) -> bool:
-    return any(ROTATES.search(name) for name in _names_used(cls))
-
-
-def own_rotary(module: Any) -> Any:
-    """A family's own rotary module, also behind the wrapper of a patch."""
-    return module.inner if getattr(type(module), "wraps_rotary", False) else module
-
-
-def frequency_buffers(module: Any) -> dict[str, str]:
-    """The frequency buffers of a rotary module by layer type; "" where all layers share one."""
-    found = {}
-    for name, _ in own_rotary(module).named_buffers(recurse=False):
-        match = FREQUENCIES.fullmatch(name)
-        if match and not (match["layer_type"] or "").endswith("original"):
-            found[match["layer_type"] or ""] = name
-    return found
-
-
-def rotary_sites(root: nn.Module, kind: str) -> list[RotarySite]:
-    """The rotary modules that read `rope_parameters` of a config of this model type."""
-    found, inner = [], set()
-    for path, module in root.named_modules():
-        config = getattr(module, "config", None)
-        buffers = {} if id(module) in inner else frequency_buffers(module)
-        if not buffers:
-            continue
-        inner.add(id(own_rotary(module)))
-        if getattr(config, "model_type", None) == kind and hasattr(config, "rope_parameters"):
-            owner, _, name = path.rpartition(".")
-            found.append(RotarySite(root.get_submodule(owner), name, module, buffers))
-    return found
-
-
-def attention_layers(root: nn.Module, kind: str) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The layers behind transformers' attention interface: self-attention, and attention to something else."""
-    own: list[nn.Module] = []
-    crosses: list[nn.Module] = []
-    for path, module in root.named_modules():
-        if calls_interface(module):
-            other = CROSS.search(path) or CROSS.search(type(module).__name__)
-            if getattr(getattr(module, "config", None), "model_type", kind) == kind:
-                (crosses if other else own).append(module)
-    return own, crosses
-
-
 def layers_with(root: nn.Module, argument: str) -> list[nn.Module]:
     """The innermost modules whose forward takes this argument."""
     found = [(path, m) for path, m in root.named_modules() if argument in argument_names(m)]
     return [m for path, m in found if not any(other.startswith(path + ".") for other, _ in found)]
-
-
-def first_layer(root: nn.Module, length: int | None) -> nn.Module | None:
-    """The first of the outermost list of as many modules as the config has layers."""
-    lists = (m for m in root.modules() if isinstance(m, nn.ModuleList) and len(m) == length)
-    found = next(lists, None)
-    return found[0] if found else None

@@ -11,18 +11,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModel
 from .base import FAMILIES, GENERIC, REFUSED, Family, family_of
-from .finding import (
-    RotarySite,
-    Site,
-    attention_layers,
-    first_layer,
-    held_in,
-    layers_with,
-    module_at,
-    rotary_sites,
-    rotating_modules,
-    site_at,
-)
+from .finding import Parts, RotarySite, Site, held_in, layers_with, module_at, parts_of, site_at
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,15 +87,15 @@ def places(model: PreTrainedModel) -> Places:
     kind = model.config.model_type
     if kind in REFUSED:
         raise UnsupportedModel(f"Models of type {kind!r} cannot be patched: {REFUSED[kind]}.")
-    named, base = family_of(kind), model.base_model
+    family, base = family_of(kind), model.base_model
     text = model.config.get_text_config()
-    sites = rotary_sites(base, text.model_type)
-    if named is not None and (named.rotary or not sites):
-        family, stacks = named, _named_stacks(model, base, named)
+    parts = parts_of(base, text.model_type)
+    if family is not None and (family.rotary or not parts.rotaries):
+        stacks = _named_stacks(model, base, family)
     else:
-        _refuse_unknown(model, sites)
-        family, root = FAMILIES[GENERIC], _text_part(base, sites)
-        stacks = [_stack(family, "", root, text.model_type)]
+        _refuse_unknown(model, parts.rotaries)
+        family, root = FAMILIES.registered()[GENERIC], _text_part(base, parts.rotaries)
+        stacks = [_stack(family, "", root, parts if root is base else parts_of(root, text.model_type))]
     return Places(
         family=family,
         model=model,
@@ -155,43 +144,42 @@ def _named_stacks(model: PreTrainedModel, base: Any, family: Family) -> list[Sta
             for needed in filter(None, (family.embeddings, table, family.patches)):
                 _need(root, needed, family, model)
             kind = root.config.model_type if family.part else model.config.model_type
-            found.append(_stack(family, path, root, kind))
+            found.append(_stack(family, path, root, parts_of(root, kind)))
     if not found:
         _need(part, family.stacks[-1], family, model)
     return found
 
 
-def _stack(family: Family, name: str, root: Any, kind: str) -> Stack:
-    own, crosses = attention_layers(root, kind)
-    reached = {id(attention) for attention in own}
-    others = {id(cross) for cross in crosses}
+def _stack(family: Family, name: str, root: Any, parts: Parts) -> Stack:
+    reached = {id(attention) for attention in parts.attentions}
+    others = {id(cross) for cross in parts.crosses}
     biased = layers_with(root, family.bias) if family.bias else []
-    facts = _grid_facts(family, root) if family.patches else _text_facts(root, own)
     return Stack(
         family=family,
         name=name,
         root=root,
         config=root.config,
-        attentions=own,
-        crosses=crosses,
-        rotaries=rotary_sites(root, kind),
-        unreached=[module for module in rotating_modules(root) if id(module) not in reached],
+        attentions=parts.attentions,
+        crosses=parts.crosses,
+        rotaries=parts.rotaries,
+        unreached=[module for module in parts.rotating if id(module) not in reached],
         table=site_at(root, family.table) if family.table else None,
         offset=family.offset(root.config) if family.table else 0,
         embeddings=module_at(root, family.embeddings) if family.embeddings else None,
         biased=[layer for layer in biased if id(layer) not in others],
         biases=held_in(root, family.biases) if family.biases else [],
-        **facts,
+        **(_grid_facts(family, root) if family.patches else _text_facts(root, parts)),
     )
 
 
-def _text_facts(root: Any, attentions: list[Any]) -> dict[str, Any]:
-    causal = getattr(attentions[0], "is_causal", None) if attentions else None
+def _text_facts(root: Any, parts: Parts) -> dict[str, Any]:
+    layers = getattr(root.config, "num_hidden_layers", None)
+    causal = getattr(parts.attentions[0], "is_causal", None) if parts.attentions else None
     if causal is None:
         causal = getattr(root.config, "is_decoder", True)
     return {
         "weight": root.get_input_embeddings(),
-        "first_layer": first_layer(root, getattr(root.config, "num_hidden_layers", None)),
+        "first_layer": next((found[0] for found in parts.lists if layers and len(found) == layers), None),
         "causal": bool(causal) and bool(getattr(root.config, "is_causal", True)),
     }
 
@@ -221,7 +209,7 @@ def sides(size: Any, axes: int = 2) -> tuple[int, ...]:
 
 def _groups(stack: Stack) -> list[Group]:
     """The groups of a stack: one for each type of layer that has frequencies of its own, or just one."""
-    buffers = {t: getattr(site.module, b) for site in reversed(stack.rotaries) for t, b in site.buffers.items()}
+    buffers = {t: getattr(site.own, b) for site in reversed(stack.rotaries) for t, b in site.buffers.items()}
     found = []
     for layer_type in sorted(buffers) or [""]:
         layers = stack.attentions

@@ -11,7 +11,7 @@ from transformers import AttentionMaskInterface
 from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
-from ..families.finding import argument_names, attention_layers
+from ..families.finding import argument_names, parts_of
 from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
 from ..runtime.grids import GridLink, before_image, before_rotation
 from ..runtime.hooks import before_biased_layer
@@ -156,8 +156,9 @@ def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Mapping[str
 def stranger_edits(where: Places) -> list[Edit]:
     """Attention layers that belong to no stack but share its config, such as those of a speech encoder."""
     known = {id(a) for stack in where.stacks for a in (*stack.attentions, *stack.crosses)}
-    own, crosses = attention_layers(where.base, where.config.model_type)
-    return [Swap(layer, "posenc_link", Link(None)) for layer in (*own, *crosses) if id(layer) not in known]
+    parts = parts_of(where.base, where.config.model_type)
+    strangers = [layer for layer in (*parts.attentions, *parts.crosses) if id(layer) not in known]
+    return [Swap(layer, "posenc_link", Link(None)) for layer in strangers]
 
 
 # --- whether it is still done ----------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..errors import PosencError
 from ..families import Places, places
 from .attention import attention_faults
@@ -19,16 +21,27 @@ def check_model(model: Any) -> None:
     """Raise where the live model does not do what its config says, with every disagreement found."""
     model = bare(model)
     record, patched = record_of(model), journal_of(model) is not None
-    where = places(model)
     if record is None and patched:
-        faults = ["the model is patched, and its config has lost the 'posenc' record"]
-    elif record is not None and not patched:
-        faults = [
-            f"the config says that the model is patched with {record.scheme.name!r}, and no patch is in place; "
-            "load the checkpoint with hf_posenc.load"
-        ]
+        _refuse(["the model is patched, and its config has lost the 'posenc' record"])
+    elif record is None:
+        _refuse(own_faults(places(model)))
+    elif patched:
+        check_patch(model, record)
     else:
-        faults = own_faults(where) if record is None else patch_faults(where, record)
+        _refuse(
+            [
+                f"the config says that the model is patched with {record.scheme.name!r}, and no patch is in place; "
+                "load the checkpoint with hf_posenc.load"
+            ]
+        )
+
+
+def check_patch(model: PreTrainedModel, record: Record) -> None:
+    """Raise where a patched model does not do what its record says."""
+    _refuse(patch_faults(places(model), record))
+
+
+def _refuse(faults: list[str]) -> None:
     if faults:
         raise PosencError("The model and its config disagree: " + "; ".join(faults) + ".")
 
@@ -46,7 +59,7 @@ def patch_faults(where: Places, record: Record) -> list[str]:
     """Where a patched model does not do what its record says, site by site."""
     effects, reach = record.effects(), record.scheme.span(record.geometry)
     first = next(iter(effects.values()))
-    sealed = any(is_sealed(effect, where.family) for effect in effects.values())
+    sealed = is_sealed(effects.values(), where.family)
     faults = size_faults(where, first, reach, record.original)
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..families import Group, Places, places
 from ..families.places import sides
-from ..runtime.rotary import SEALED, STILL, scaling_of
+from ..runtime.rotary import SEALED, STILL
 from .grades import MEANING, grade
 from .live import bare, links, record_of
 from .measure import groups_of_types
 from .records import Record
-from .rope_config import own_rope, rope_of
+from .rope_config import own_rope, rope_of, scaling_of
 from .sizes import own_length
 from .tables import table_words
 
@@ -97,7 +97,7 @@ def describe(model: Any) -> Description:
 def _in_a_text(where: Places, group: Group, record: Record | None) -> dict[str, Any]:
     """What there is to say of positions on one axis."""
     inv_freq, scaling = live_rotation(group)
-    if switched(where):
+    if is_switched(where):
         inv_freq = torch.zeros(0)
     rotating = [f for f in inv_freq.tolist() if f > STILL]
     trained = record.geometry.trained_length if record else own_length(where)
@@ -153,15 +153,15 @@ def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:
 
 def own_positions(where: Places, table: str, bias: str) -> str:
     """What an unpatched model has."""
-    if where.family.flags or where.stacks[0].grid:  # which are there or not, as the config says
+    if where.stacks[0].grid:  # which are there or not, as the config says
         return " and ".join(kind for kind, words in (("bias", bias), ("table", table)) if words != "none") or "none"
-    if not where.has_rotary or switched(where):
+    if not where.has_rotary or is_switched(where):
         return where.family.positions
     kinds = {own_rope(group)["rope_type"] for group in where.groups if rope_of(where.config, group.layer_type)}
     return f"{'/'.join(sorted(kinds))} RoPE"
 
 
-def switched(where: Places) -> bool:
+def is_switched(where: Places) -> bool:
     """Whether the config has put another kind of positions in place of the family's usual one."""
     switch = where.family.switch
     return switch is not None and bool(getattr(where.config, switch[0]))
@@ -179,7 +179,7 @@ def live_rotation(group: Group) -> tuple[Tensor, float]:
         if link.shared.rotation is not None:
             return link.shared.inv_freq.float().cpu(), link.shared.rotation.attention_scaling
     if group.inv_freq is not None:
-        return group.inv_freq.float().cpu(), scaling_of(group.stack.rotaries[0].module, group.layer_type)
+        return group.inv_freq.float().cpu(), scaling_of(group.stack.rotaries[0].own, group.layer_type)
     return torch.zeros(0), 1.0
 
 
@@ -188,5 +188,5 @@ def _bias(where: Places, group: Group, record: Record | None) -> str:
     if group.stack.biases:
         return ", ".join(sorted({type(site.module).__name__ for site in group.stack.biases}))
     found = [link.bias for _, link in links(group.attentions)]
-    own = where.family.positions if (where.has_bias or switched(where)) and record is None else "none"
+    own = where.family.positions if (where.has_bias or is_switched(where)) and record is None else "none"
     return str(next((bias for bias in found if bias is not None), own))

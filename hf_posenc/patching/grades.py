@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..core.effects import Effect, Geometry
@@ -23,12 +24,17 @@ MEANING = {
 }
 
 
-def is_sealed(effect: Effect, family: Family) -> bool:
-    """Whether plain transformers cannot run this, so that a checkpoint of it must be refused there."""
-    rotation = effect.rotation
-    nameless = rotation is not None and (rotation.rope_parameters is None or not family.rotary)
-    inside = effect.bias is not None or effect.pattern is not None or nameless
-    return inside or family.bias is not None or not holds_table(family, effect)
+def is_sealed(effects: Iterable[Effect], family: Family) -> bool:
+    """Whether plain transformers cannot run this, so that a checkpoint of it must be refused there.
+
+    `effects`: those on the groups of layers of a model.
+    """
+    for effect in effects:
+        rotation = effect.rotation
+        nameless = rotation is not None and (rotation.rope_parameters is None or not family.rotary)
+        if nameless or effect.bias is not None or effect.pattern is not None or not holds_table(family, effect):
+            return True
+    return family.bias is not None
 
 
 def holds_table(family: Family, effect: Effect) -> bool:
@@ -43,7 +49,7 @@ def holds_table(family: Family, effect: Effect) -> bool:
 
 def grade(effect: Effect, family: Family) -> str:
     """How a checkpoint of this effect travels."""
-    if is_sealed(effect, family):
+    if is_sealed([effect], family):
         return SEALED
     without = effect.table is None and family.table_flag is not None
     return WEIGHTS if family.table and not without else CONFIG

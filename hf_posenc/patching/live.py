@@ -37,6 +37,31 @@ def refuse_strangers(model: Any) -> None:
         )
 
 
+def patchable(model: Any) -> PreTrainedModel:
+    """The transformers model that is meant; raises if it cannot be patched."""
+    inner: PreTrainedModel = model if isinstance(model, PreTrainedModel) else inner_model(model)
+    refuse_unpatchable(inner)
+    return inner
+
+
+def refuse_unpatchable(model: Any) -> None:
+    """Raise for what only looks like a model that can be patched."""
+    if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} carries PEFT adapters. Patch the base model first, then wrap it: "
+            "patch_model(base, ...); get_peft_model(base, ...)."
+        )
+    if hasattr(model, "_orig_mod"):
+        raise UnsupportedModel("This is a compiled model. Patch the model first, then torch.compile it.")
+    refuse_strangers(model)
+    meta = [name for name, p in model.named_parameters() if p.device.type == "meta"]
+    if meta:
+        raise UnsupportedModel(
+            f"{len(meta)} parameters of this model are on the meta device ({meta[0]}, ...), so that it has no weights "
+            "to work with. Load the weights first (without device_map offloading to 'meta'), then patch."
+        )
+
+
 def is_patched(model: Any) -> bool:
     return journal_of(model if isinstance(model, PreTrainedModel) else inner_model(model)) is not None
 

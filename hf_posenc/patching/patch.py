@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
-from ..errors import PosencError, UnsupportedModel, suggestion
+from ..errors import PosencError, suggestion
 from ..families import places
 from ..runtime.renderings import RENDERINGS
 from ..schemes import Scheme, scheme_from
 from .edits import Journal
-from .embedders import inner_model, length_edit
-from .live import journal_of, links, refuse_strangers
+from .embedders import length_edit
+from .live import journal_of, links, patchable
 from .measure import measure
 from .plan import plan
 
@@ -51,7 +51,7 @@ def patch_model(
     4. `plan`: the scheme's effect on that geometry as a journal of edits, site by site.
     5. `edits`: the journal is applied, all of it or nothing.
     """
-    inner = _patchable(model)
+    inner = patchable(model)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
     asked = scheme_from(scheme, {**lengths, **options})
     refuse_existing(existing)
@@ -87,7 +87,7 @@ def _planned_journal(
 
 def unpatch_model(model: M) -> M:
     """Give `model` its own positions back, to the last bit, and return it."""
-    journal = journal_of(_patchable(model))
+    journal = journal_of(patchable(model))
     if journal is None:
         raise PosencError("This model is not patched: there is nothing to undo. Its positions are its own.")
     if journal.final is not None:
@@ -105,28 +105,3 @@ def set_rendering(model: Any, rendering: str | None) -> None:
         raise PosencError("This model adds no bias to attention: there is nothing to choose.")
     for link in biased:
         link.shared.rendering = rendering
-
-
-def _patchable(model: Any) -> PreTrainedModel:
-    """The transformers model that is meant; raises if it cannot be patched."""
-    inner: PreTrainedModel = model if isinstance(model, PreTrainedModel) else inner_model(model)
-    refuse_unpatchable(inner)
-    return inner
-
-
-def refuse_unpatchable(model: Any) -> None:
-    """Raise for what only looks like a model that can be patched."""
-    if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
-        raise UnsupportedModel(
-            f"{type(model).__name__} carries PEFT adapters. Patch the base model first, then wrap it: "
-            "patch_model(base, ...); get_peft_model(base, ...)."
-        )
-    if hasattr(model, "_orig_mod"):
-        raise UnsupportedModel("This is a compiled model. Patch the model first, then torch.compile it.")
-    refuse_strangers(model)
-    meta = [name for name, p in model.named_parameters() if p.device.type == "meta"]
-    if meta:
-        raise UnsupportedModel(
-            f"{len(meta)} parameters of this model are on the meta device ({meta[0]}, ...), so that it has no weights "
-            "to work with. Load the weights first (without device_map offloading to 'meta'), then patch."
-        )

@@ -12,10 +12,10 @@ from ..schemes import Scheme
 from .attention import attention_edits, stranger_edits
 from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed
-from .records import Geometries, Record, family_from_outside
+from .records import Geometries, Record, family_from_outside, original_values
 from .rope_config import rotary_edits
 from .sidecar import before_state_dict
-from .sizes import original_values, promised_size, size_edits
+from .sizes import promised_size, size_edits
 from .tables import table_edits
 
 LOST = (
@@ -44,14 +44,15 @@ def plan(
     if lost is not None and first.table is not None and first.table.reads_native:
         raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
     reach = scheme.span(record.geometry)
-    sealed = any(is_sealed(effect, where.family) for effect in effects.values())
+    sealed = is_sealed(effects.values(), where.family)
     size = promised_size(where, first, reach)
     edits: list[Edit] = size_edits(where, first, size)
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack and group.name in effects]
         if groups:
             effect, geometry = effects[groups[0].name], geometries[groups[0].name]
-            edits += table_edits(stack, effect, geometry, size, reach.target, sealed, loaded is not None)
+            if stack.embeddings is not None or stack.table is not None or effect.table is not None:
+                edits += table_edits(stack, effect, geometry, size, reach.target, sealed, loaded is not None)
             if stack.rotaries:
                 edits += rotary_edits(stack, groups, effects, geometries, reach, sealed)
             edits += attention_edits(stack, groups, effects, geometries)

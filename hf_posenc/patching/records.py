@@ -7,13 +7,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.effects import Effect, Geometry, finite
+from ..core.effects import Effect, Geometry
 from ..errors import PosencError, UnsupportedCell
-from ..families import FAMILIES, Family, family_of
-from ..families.base import origin_of
+from ..families import FAMILIES, Family, Places
 from ..registry import Origin
 from ..runtime.positions import LAYOUTS
 from ..schemes import SCHEMES, Scheme
+from ..schemes.base import finite
 from ..schemes.frequencies import PRESENT, present_frequencies
 
 Geometries = dict[str, Geometry]
@@ -100,7 +100,7 @@ class Record:
 
 def family_from_outside(family: Family) -> tuple[str, Origin] | None:
     """A family and who registered it; None for those of this package."""
-    origin = origin_of(family)
+    origin = FAMILIES.origin(family.name)
     return None if origin.built_in else (family.name, origin)
 
 
@@ -115,6 +115,24 @@ def read_family(data: Any) -> tuple[str, Origin]:
     name, origin = data["name"], Origin.from_dict({k: v for k, v in data.items() if k != "name"})
     FAMILIES.meant(name, origin)
     return name, origin
+
+
+def original_values(where: Places) -> dict[str, Any]:
+    """The config values that a patch replaces, as JSON holds them."""
+    config, length, values = where.config, where.family.length, {}
+    if hasattr(config, length):
+        value = getattr(config, length)
+        values[length] = list(value) if isinstance(value, tuple) else value
+    if getattr(config, "rope_parameters", None):
+        values["rope_parameters"] = copy.deepcopy(config.rope_parameters)
+    for flag in flags_of(where.family):
+        values[flag] = getattr(config, flag)
+    return values
+
+
+def flags_of(family: Family) -> tuple[str, ...]:
+    """The flags of a config that say which positions a model of this family has."""
+    return (*family.bias_flags, *filter(None, [family.table_flag]), *(family.switch or ())[:1])
 
 
 def written_geometry(geometry: Geometry) -> dict[str, Any]:
@@ -176,32 +194,30 @@ def is_rope(value: Any) -> bool:
     return True
 
 
+def are_ropes(value: Any) -> bool:
+    """Whether a value is one set of `rope_parameters`, or one for each type of layer; of some types there is none."""
+    if isinstance(value, dict) and "rope_theta" not in value and value:
+        return all(rope is None or is_rope(rope) for rope in value.values())
+    return is_rope(value)
+
+
 def read_original(data: dict[str, Any]) -> dict[str, Any]:
     families = list(FAMILIES.values())
     lengths = {family.length: len(family.axes) for family in families}
-    flags = sorted({flag for family in families for flag in switches(family)})
+    flags = sorted({flag for family in families for flag in flags_of(family)})
     _keys(data, (), ["rope_parameters", *sorted(lengths), *flags], "The original of a posenc record")
-    rope = data.get("rope_parameters")
-    sets = [rope] if is_rope(rope) or not isinstance(rope, dict) else list(rope.values())
     good = all(is_size(data[name], axes) for name, axes in lengths.items() if name in data)
     good &= all(isinstance(data[name], bool) for name in flags if name in data)
-    if not good or any(one is not None and not is_rope(one) for one in sets):
+    if not good or not (data.get("rope_parameters") is None or are_ropes(data["rope_parameters"])):
         raise PosencError(f"The original of a posenc record makes no sense: {data!r}.")
     return copy.deepcopy(data)
 
 
-def switches(family: Family) -> tuple[str, ...]:
-    """The flags of a config that say which positions a model of this family has."""
-    return (*family.flags, *(family.switch or ())[:1])
-
-
-def section_of(raw: dict[str, Any]) -> dict[str, Any]:
+def section_of(raw: dict[str, Any], family: Family | None) -> dict[str, Any]:
     """The part of a config.json that speaks of positions: all of it, unless the model has other parts as well."""
-    family = family_of(raw.get("model_type"))
-    name = family.part[1] if family is not None and family.part else "text_config"
-    if family is not None and family.part:
-        raw.setdefault(name, {})  # a section that says nothing but what its class says is left out
-    section = raw.get(name)
+    named = family.part[1] if family is not None and family.part else None
+    # One that is named is left out of the file where it says nothing but what its class does.
+    section = raw.setdefault(named, {}) if named else raw.get("text_config")
     return section if isinstance(section, dict) else raw
 
 

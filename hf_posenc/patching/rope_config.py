@@ -6,15 +6,17 @@ import copy
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation, Span
 from ..errors import UnsupportedCell, UnsupportedModel
 from ..families import Group, Stack
-from ..families.finding import frequency_buffers, own_rotary
-from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, frequencies, hushed, scaling_of
+from ..families.finding import RotarySite
+from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, hushed
 from ..schemes.frequencies import as_longrope
 from .edits import Edit, Swap
 
@@ -67,12 +69,12 @@ def unrelated_to_scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_theta": rope["rope_theta"], **kept}
 
 
-def pinned(kept: Mapping[str, Any]) -> dict[str, Any]:
+def pinned_keys(kept: Mapping[str, Any]) -> dict[str, Any]:
     """What of the kept rope parameters must stay as it is, since something else reads it too."""
     return {k: v for k, v in kept.items() if k == "original_max_position_embeddings"}
 
 
-def merged(rope: dict[str, Any], new: Parameters) -> dict[str, Any]:
+def rope_parameters_with(rope: dict[str, Any], new: Parameters) -> dict[str, Any]:
     """A config's `rope_parameters` with new ones for some types of layers."""
     return new[""] if "" in new else {**copy.deepcopy(rope), **new}
 
@@ -80,9 +82,10 @@ def merged(rope: dict[str, Any], new: Parameters) -> dict[str, Any]:
 def config_with(config: Any, new: Parameters) -> Any:
     """A copy of a config with new rope parameters, or why it does not take them."""
     changed = copy.deepcopy(config)
-    changed.rope_parameters = copy.deepcopy(merged(config.rope_parameters, new))
+    changed.rope_parameters = copy.deepcopy(rope_parameters_with(config.rope_parameters, new))
+    sealed = any(parameters["rope_type"] == SEALED for parameters in new.values())
     try:
-        with hushed():
+        with hushed() if sealed else nullcontext():
             changed.validate()
     except Exception as error:  # every model's config has its own ways to refuse
         return str(error.__cause__ or error).splitlines()[0]
@@ -92,9 +95,18 @@ def config_with(config: Any, new: Parameters) -> Any:
 # --- rotary modules --------------------------------------------------------------------------------------------------
 
 
-def rotary_from(config: Any, like: Any) -> Any:
-    """A rotary module of the same class as another, made from a config as its model would make it."""
-    own = own_rotary(like)
+def live_frequencies(site: RotarySite, layer_type: str) -> Tensor:
+    live: Tensor = getattr(site.own, site.buffers[layer_type])
+    return live
+
+
+def scaling_of(own: Any, layer_type: str) -> float:
+    """What a family's rotary module multiplies cos and sin by. Modules that never do have no such attribute."""
+    return float(getattr(own, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling", 1.0))
+
+
+def rotary_from(config: Any, own: Any) -> Any:
+    """A rotary module of the same class as a family's own one, made from a config as its model would make it."""
     arguments = {"config": config}
     for name in list(inspect.signature(type(own).__init__).parameters)[1:]:
         if name not in ("config", "device") and hasattr(own, name):
@@ -102,16 +114,16 @@ def rotary_from(config: Any, like: Any) -> Any:
     return type(own)(**arguments)
 
 
-def rotary_with(rotations: Rotations, like: Any) -> Any:
-    """A copy of a rotary module that rotates layers of these types so, or not at all, whatever its config says."""
-    own = own_rotary(like)
+def rotary_with(rotations: Rotations, site: RotarySite) -> Any:
+    """A copy of a family's rotary module that rotates layers of these types so, or not at all, whatever its config
+    says."""
+    own = site.own
     copied = copy.deepcopy(own, {id(own.config): own.config})
     for layer_type, rotation in rotations.items():
-        name = frequency_buffers(copied)[layer_type]
-        live = getattr(own, name)
+        live = live_frequencies(site, layer_type)
         values = torch.tensor(rotation.inv_freq) if rotation else torch.zeros(len(live))
         prefix = f"{layer_type}_" if layer_type else ""
-        for buffer in (name, f"{prefix}original_inv_freq"):
+        for buffer in (site.buffers[layer_type], f"{prefix}original_inv_freq"):
             if hasattr(copied, buffer):
                 setattr(copied, buffer, values.to(live.device, copy=True))
         if hasattr(copied, f"{prefix}attention_scaling"):
@@ -149,11 +161,13 @@ def rotary_edits(
                 f"A checkpoint of this could not be marked as one that only hf_posenc can load: the config of "
                 f"{stack.config.model_type!r} models refuses a RoPE that it does not know ({refusal})."
             )
-        modules = [rotary_with(rotations, site.module) for site in stack.rotaries]
+        modules = [rotary_with(rotations, site) for site in stack.rotaries]
     else:
         ways = rope_parameters_for(stack, groups, effects, geometries, reach)
         parameters, modules = _modules_from(stack, rotations, ways)
-    edits: list[Edit] = [Swap(stack.config, "rope_parameters", merged(stack.config.rope_parameters, parameters))]
+    edits: list[Edit] = [
+        Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))
+    ]
     for site, module in zip(stack.rotaries, modules, strict=True):
         device = next(iter(site.module.buffers())).device
         edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed)))
@@ -189,9 +203,9 @@ def rope_parameters_for(
         if min(pairs) > 0:
             original = getattr(stack.config, "original_max_position_embeddings", None)  # which Phi's config insists on
             own = {"original_max_position_embeddings": original} if original else {}
-            said.append({**as_longrope(geometry, pairs, scaling, reach), **own, **pinned(kept)})
+            said.append({**as_longrope(geometry, pairs, scaling, reach), **own, **pinned_keys(kept)})
         for way, parameters in zip(ways, said, strict=False):
-            if all(parameters.get(key, value) == value for key, value in pinned(kept).items()):
+            if all(parameters.get(key, value) == value for key, value in pinned_keys(kept).items()):
                 way[group.layer_type] = {**kept, **parameters}
     return [way for way in ways if len(way) == len(groups)]
 
@@ -206,11 +220,11 @@ def _modules_from(stack: Stack, rotations: Rotations, ways: list[Parameters]) ->
             reasons.append(config)
             continue
         try:
-            modules = [rotary_from(config, site.module) for site in stack.rotaries]
+            modules = [rotary_from(config, site.own) for site in stack.rotaries]
         except (KeyError, TypeError, ValueError) as error:
             reasons.append(f"{type(error).__name__}: {error}")
             continue
-        faults = [_misfit(site.module, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
+        faults = [_misfit(site, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
         if not any(faults):
             for module in modules:
                 keep_frequencies(module, rotations)
@@ -221,15 +235,15 @@ def _modules_from(stack: Stack, rotations: Rotations, ways: list[Parameters]) ->
     )
 
 
-def _misfit(live: Any, new: Any, rotations: Rotations) -> str:
+def _misfit(site: RotarySite, new: Any, rotations: Rotations) -> str:
     """Why a rotary module made anew is not what was meant; empty if it is."""
-    for layer_type in frequency_buffers(new):
-        meant, scaling = frequencies(live, layer_type).float().cpu(), scaling_of(live, layer_type)
+    for layer_type, buffer in site.buffers.items():
+        meant, scaling = live_frequencies(site, layer_type).float().cpu(), scaling_of(site.own, layer_type)
         if layer_type in rotations:
             rotation = rotations[layer_type]
             meant = torch.tensor(rotation.inv_freq) if rotation else torch.zeros(len(meant))
             scaling = rotation.attention_scaling if rotation else 1.0
-        found = frequencies(new, layer_type).float().cpu()
+        found = getattr(new, buffer, torch.zeros(0)).float().cpu()
         if found.shape != meant.shape or not torch.allclose(found, meant, rtol=1e-5, atol=STILL):
             return f"{type(new).__name__} computes other frequencies from it"
         if not math.isclose(scaling_of(new, layer_type), scaling, rel_tol=1e-6):
@@ -249,15 +263,15 @@ def rotary_faults(stack: Stack, groups: list[Group], effects: Effects, sealed: b
             faults.append("the rotary module of the patch was replaced")
         for layer_type in site.buffers:
             group = by_type[layer_type]
-            faults += _frequency_faults(group, site.module, effects.get(group.name), sealed)
+            faults += _frequency_faults(group, site, effects.get(group.name), sealed)
     return list(dict.fromkeys(faults))
 
 
-def _frequency_faults(group: Group, module: Any, effect: Effect | None, sealed: bool) -> list[str]:
-    layer_type, kind = group.layer_type, own_rope(group)["rope_type"]
-    prefix = f"{layer_type}_" if layer_type else ""
-    moving = effect is None and kind in MOVING
-    live = (getattr(module, f"{prefix}original_inv_freq") if moving else frequencies(module, layer_type)).float().cpu()
+def _frequency_faults(group: Group, site: RotarySite, effect: Effect | None, sealed: bool) -> list[str]:
+    layer_type, kind, buffer = group.layer_type, own_rope(group)["rope_type"], site.buffers[group.layer_type]
+    if effect is None and kind in MOVING:
+        buffer = f"{layer_type}_original_inv_freq" if layer_type else "original_inv_freq"
+    live = getattr(site.own, buffer).float().cpu()
     wanted = live
     if effect is not None:
         rotation = _fixed_rotation(effect)
@@ -266,15 +280,15 @@ def _frequency_faults(group: Group, module: Any, effect: Effect | None, sealed: 
         return ["the rotation is not switched off" if sealed else "the live frequencies are not those of the scheme"]
     if sealed:  # such a config cannot be built anew by transformers; layers that are left alone are as they were
         return [] if effect is None or kind == SEALED else ["the config does not say that its rotation is sealed"]
-    fresh = rotary_from(group.stack.config, module)
-    half = frequencies(module, layer_type).dtype != torch.float32
-    faults, new = [], frequencies(fresh, layer_type)
+    fresh = rotary_from(group.stack.config, site.own)
+    half = live_frequencies(site, layer_type).dtype != torch.float32
+    faults, new = [], getattr(fresh, site.buffers[layer_type], torch.zeros(0)).to(live.device)
     if new.shape != live.shape or not torch.allclose(new, live, rtol=1e-2 if half else 1e-5, atol=STILL):
         faults.append(
             f"config.rope_parameters ({kind!r}) means other frequencies than the live rotary module has; a config "
             "edited after construction changes nothing, use patch_model"
         )
-    meant, scaling = scaling_of(fresh, layer_type), scaling_of(module, layer_type)
+    meant, scaling = scaling_of(fresh, layer_type), scaling_of(site.own, layer_type)
     if not math.isclose(meant, scaling, rel_tol=1e-5):
         faults.append(f"the config means an attention scale of {meant:g}, the live module has {scaling:g}")
     return faults

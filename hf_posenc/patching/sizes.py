@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from ..families import Family, Places, Stack
 from ..families.places import grid_size, sides
 from .edits import Edit, Swap
 from .grades import is_sealed
-from .records import switches
 
 
 def own_length(where: Places) -> int | None:
@@ -26,19 +24,6 @@ def own_length(where: Places) -> int | None:
 def counted_rows(where: Places) -> int:
     """What the config's length counts that are not positions."""
     return where.family.offset(where.config) if where.family.counted else 0
-
-
-def original_values(where: Places) -> dict[str, Any]:
-    """The config values that a patch replaces, as JSON holds them."""
-    config, family, values = where.config, where.family, {}
-    if hasattr(config, family.length):
-        length = getattr(config, family.length)
-        values[family.length] = list(length) if isinstance(length, tuple) else length
-    if getattr(config, "rope_parameters", None):
-        values["rope_parameters"] = copy.deepcopy(config.rope_parameters)
-    for flag in switches(family):
-        values[flag] = getattr(config, flag)
-    return values
 
 
 def promised_size(where: Places, effect: Effect, reach: Span) -> Any:
@@ -59,7 +44,7 @@ def size_edits(where: Places, effect: Effect, size: Any) -> list[Edit]:
         edits += [Swap(stack.root, family.switch[1], False) for stack in where.stacks]
     edits += [Swap(config, flag, False) for flag in family.bias_flags]
     if family.table_flag:
-        edits.append(Swap(config, family.table_flag, effect.table is not None or is_sealed(effect, family)))
+        edits.append(Swap(config, family.table_flag, effect.table is not None or is_sealed([effect], family)))
     for stack in where.stacks:
         edits += _noted_sizes(stack, size) if stack.grid else []
     return edits
@@ -98,7 +83,7 @@ def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Ge
     A sealed table has another size than the config says, so that whoever forces the seal is refused: no row, one too
     many, or one patch.
     """
-    sealed = any(is_sealed(effect, family) for effect in effects)
+    sealed = is_sealed(effects, family)
     if len(family.axes) > 1:
         return _side(stored_grid(geometry), geometry.patch) if sealed else None
     rows = reach.target + sealed

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ..core.precision import apply_but_keep_fp32
-from ..families.finding import frequency_buffers, own_rotary
 
 SEALED = "hf_posenc"
 """The `rope_type` of a model that RoPE does not describe. transformers does not know it, and refuses to build it."""
@@ -68,14 +67,3 @@ def hushed() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(useful)
-
-
-def frequencies(module: Any, layer_type: str) -> Tensor:
-    live: Tensor = getattr(module, frequency_buffers(module)[layer_type])
-    return live
-
-
-def scaling_of(module: Any, layer_type: str) -> float:
-    """What a rotary module multiplies cos and sin by. Modules that never do have no such attribute."""
-    prefix = f"{layer_type}_" if layer_type else ""
-    return float(getattr(own_rotary(module), f"{prefix}attention_scaling", 1.0))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..core.axes import ONE_AXIS
-from ..core.effects import Effect, Geometry, OwnTable, Span, finite, span
+from ..core.effects import Effect, Geometry, OwnTable, Span
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
 
@@ -19,6 +20,38 @@ SCHEMES: Registry[type[Scheme]] = Registry("scheme", Plugins("hf_posenc.schemes"
 NAME = re.compile("[a-z][a-z0-9_]*")
 MOST = 10**12
 """No length, factor or theta is larger; powers of what is below stay within a float."""
+
+
+def finite(value: object) -> bool:
+    """Whether a value is a number that maths can be done with (bool is not)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:
+    """The three numbers (trained, target, factor) from any two of them; contradictions raise."""
+    trained = geometry.trained_length
+    if target_length is not None and target_length < trained:
+        raise PosencError(
+            f"target_length={target_length} is shorter than the trained length {trained}. Give a target of at least "
+            f"{trained}, or trained_length= if the config overstates what the model was trained on."
+        )
+    if target_length is None and factor is None:
+        return Span(trained, trained, None)
+    if target_length is None:
+        assert factor is not None
+        return Span(trained, round(trained * factor), float(factor))
+    if factor is not None and abs(trained * factor - target_length) >= 1:
+        raise PosencError(
+            f"target_length={target_length} and factor={factor} contradict each other: the model was trained at "
+            f"{trained}, so that factor {factor} reaches {trained * factor:g} and a target of {target_length} needs "
+            f"factor {target_length / trained:g}. Give one of the two, or trained_length= if the config is wrong."
+        )
+    return Span(trained, target_length, float(factor) if factor is not None else target_length / trained)
 
 
 def shown(value: object) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.effects import Effect, FollowingRotation, Geometry, Span, span
-from .base import register_scheme
+from ..core.effects import Effect, FollowingRotation, Geometry, Span
+from .base import register_scheme, span
 from .frequencies import base_frequencies, ntk_weights, refuse_degenerate
 from .rotary import RotaryScheme
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.effects import Effect, FollowingRotation, Geometry, Rotation, finite
+from ..core.effects import Effect, FollowingRotation, Geometry, Rotation
 from ..errors import PosencError
-from .base import register_scheme
+from .base import finite, register_scheme
 from .frequencies import (
     base_frequencies,
     longrope_attention_factor,
