@@ -161,7 +161,7 @@ def _table_edits(stack: Stack, effect: Effect, rows: int, sealed: bool, loaded: 
             module = source.restored(inner, like) if loaded else source.module(inner, like)
             module.sealed = sealed
         module.take_seat_of(native, offset)
-        if effect.rotation is not None and effect.rotation.follows_length:
+        if effect.pattern is not None or (effect.rotation is not None and effect.rotation.follows_length):
             module.notes = Notes()
         edits.append(Swap(site.owner, site.name, module))
     elif source is not None and not isinstance(source, OwnTable):
