@@ -30,6 +30,8 @@ LAYOUTS = (HALVES, NEIGHBOURS, HALVES + LAST, NEIGHBOURS + LAST)
 """Which channels form a pair: i and i + d/2, or 2i and 2i + 1; and whether they are the first or last of a head."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What attention layers call their cache."""
+MASKS = ("attention_mask", "mask")
+"""What they call their mask."""
 FEW = 16
 """Up to this many queries, their scores may be written out, and what a cache keeps for decoding is of use."""
 
@@ -157,6 +159,7 @@ class Link:
         names = argument_names(layer) if layer is not None else ()
         self.states = names[0] if names else "hidden_states"
         self.cache = next((n for n in CACHES if n in names), CACHES[0])
+        self.mask = next((n for n in MASKS if n in names), MASKS[0])
         # Layers that take over the keys of another one have none in the cache.
         self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
         self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
@@ -229,7 +232,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         positions = _of_queries(module, kwargs, link, start)
         call = Call(positions, positions, None if isinstance(start, Tensor) else start - first)
         layer = settle(cache, slot, shared.forgets)
-        _prepare(call, link, layer, len(states), kwargs.get("attention_mask"))
+        _prepare(call, link, layer, len(states), kwargs.get(link.mask))
         layer.call = call
     return (), {**kwargs, "posenc_call": call}
 
@@ -239,7 +242,7 @@ def _of_queries(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> 
     states, positions = kwargs[link.states], positions_in(kwargs)
     if positions is not None:
         return positions
-    length, device, mask = states.shape[1], states.device, kwargs.get("attention_mask")
+    length, device, mask = states.shape[1], states.device, kwargs.get(link.mask)
     absolute = link.shared.late or link.shared.pattern is not None
     causal = getattr(module, "is_causal", True)
     if absolute and causal and (seen := link.seen(states)) is not None:
