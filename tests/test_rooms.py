@@ -12,6 +12,7 @@ PACKAGE = Path(hf_posenc.__file__).parent
 ORDER = (
     ("errors",),
     ("registry",),
+    ("compat",),
     ("core",),
     ("schemes", "families"),  # neither knows the other
     ("runtime",),
