@@ -160,13 +160,13 @@ class _Source:
         else:
             weight = self._resized(self._trained(native.weight.detach().float()), rows)
         weight = weight.to(dtype=like.dtype, device=like.device)
-        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+        return LearnedTable.from_pretrained(weight, freeze=False)
 
     def restored(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
         if native is None:  # its weights come with those of the model
             return self.module(None, like)
         weight = native.weight.detach()
-        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+        return LearnedTable.from_pretrained(weight, freeze=False)
 
     def _trained(self, table: Tensor) -> Tensor:
         length = self.geometry.trained_length
