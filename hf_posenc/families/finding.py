@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..compat.models import calls_interface
+
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 """In the path of attention layers that look at another text, where positions of this one mean nothing."""
-ROTATES = re.compile(r"apply\w*rot", re.IGNORECASE)
-"""In the names that a forward uses when it rotates channels."""
 FREQUENCIES = re.compile(r"(?:(?P<layer_type>\w+)_)?inv_freq")
 """The buffers of a rotary module: one, or one for each type of layer."""
 
@@ -51,25 +51,6 @@ def argument_names(module: Any) -> tuple[str, ...]:
 @cache
 def _argument_names(cls: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(inspect.unwrap(cls.forward)).parameters)[1:]
-
-
-@cache
-def _names_used(cls: Any) -> tuple[str, ...]:
-    """The global names that a class's forward uses."""
-    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
-    return () if code is None else code.co_names
-
-
-def calls_interface(module: Any) -> bool:
-    """Whether a module attends through transformers' attention interface."""
-    cls: Any = type(module)
-    return "ALL_ATTENTION_FUNCTIONS" in _names_used(cls)
-
-
-def rotates(module: Any) -> bool:
-    """Whether a module applies rotary angles to something in its forward."""
-    cls: Any = type(module)
-    return any(ROTATES.search(name) for name in _names_used(cls))
 
 
 def unwrapped(module: Any) -> Any:

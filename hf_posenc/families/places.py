@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..compat.models import rotates
 from ..errors import UnsupportedModel
 from .base import FAMILIES, REFUSED, Family
 from .finding import (
@@ -19,7 +20,6 @@ from .finding import (
     layers_with,
     module_at,
     rotary_sites,
-    rotates,
     site_at,
 )
 
