@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from cells import KINDS, tiny, tokens
+from cells import KINDS, options, tiny, tokens
 from torch import nn
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
+from hf_posenc import patch_model
 from hf_posenc.compat import adapters, caches, models, pytorch, trainers
 
 # --- what importing it costs ---
@@ -70,6 +71,21 @@ def test_a_kernel_that_is_missing_or_means_something_else_is_not_used(monkeypatc
     assert pytorch.proved_dtypes() == ()
     monkeypatch.setattr(pytorch, "cpu_attention", lambda q, k, v, **given: kernel(q, k, v, **{**given, "mask": None}))
     assert pytorch.proved_dtypes() == ()
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "self_extend", "dca", "lm_infinite", "streaming"])
+def test_without_that_kernel_models_run_a_slower_way(scheme, monkeypatch):
+    model, ids = patch_model(tiny("llama"), scheme, **options(scheme)), tokens(2, 96)
+    calls, kernel = [], pytorch.cpu_attention
+    monkeypatch.setattr(pytorch, "cpu_attention", lambda *args, **kwargs: calls.append(1) or kernel(*args, **kwargs))
+    with torch.no_grad():
+        fast = model(ids).logits
+        assert calls, f"{scheme} did not take the fast way: this test shows nothing"
+        calls.clear()
+        monkeypatch.setattr(pytorch, "CPU_ATTENTION", ())
+        slow = model(ids).logits
+    assert not calls
+    torch.testing.assert_close(slow, fast, atol=2e-4, rtol=0)
 
 
 def test_hooks_are_found():

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..compat.models import attention_of
 from ..errors import PosencError
 from ..families.finding import argument_names
 from .positions import PREFIX, named_arguments
@@ -94,7 +95,7 @@ def grid_of(root: Any, height: int, width: int) -> tuple[int, int]:
 
 def before_image(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of a model that rotates: tells its layers the rows and columns of the image."""
-    name, given = root.config._attn_implementation, named_arguments(root, args, kwargs)
+    name, given = attention_of(root.config), named_arguments(root, args, kwargs)
     if not name.startswith(PREFIX):
         raise PosencError(
             f"This model is patched, and its attention was then set to {name!r}, which would drop its positions. "

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from ..compat.caches import query_offset
+from ..compat.models import attention_of
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
 from ..core.precision import Fp32Buffers
@@ -222,7 +224,7 @@ def positions_in(given: dict[str, Any]) -> Tensor | None:
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of every self-attention layer: finds out where queries and keys stand."""
-    name, link = module.config._attn_implementation, module.posenc_link
+    name, link = attention_of(module.config), module.posenc_link
     if not name.startswith(PREFIX):
         raise PosencError(
             f"This model is patched, and its attention was then set to {name!r}, which would drop its positions. "
@@ -234,7 +236,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     cache: Any = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
     # Some models run a layer more than once in a pass, with a place in the cache for each time.
     slot = kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0) if cache is not None else 0
-    start = 0 if cache is None else cache.get_query_offset(slot)
+    start = 0 if cache is None else query_offset(cache, slot)
     shared, positions = link.shared, positions_in(kwargs)
     if positions is None and shared.late and getattr(module, "is_causal", True):
         positions = link.seen(states)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..compat.pytorch import Moving
 from ..core.effects import Rotation
 from ..core.precision import apply_but_keep_fp32
 from ..errors import UnsupportedCell
@@ -37,7 +38,7 @@ SCALING_KEYS = (
 """The keys of `rope_parameters` that say how RoPE is scaled; the others say what it rotates."""
 
 
-class Rotary(nn.Module):
+class Rotary(Moving):
     """A family's own rotary module, with frequencies that stay in fp32."""
 
     wraps_rotary = True
@@ -56,9 +57,8 @@ class Rotary(nn.Module):
             first.posenc_positions = positions
         return angles
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
-        apply_but_keep_fp32(self.inner, lambda: self.inner._apply(fn))
-        return self
+    def moved(self, move: Callable[[], object]) -> None:
+        apply_but_keep_fp32(self.inner, move)
 
     def __getattr__(self, name: str) -> Any:
         try:
