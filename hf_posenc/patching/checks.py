@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionMaskInterface
 
+from ..compat.adapters import without_copies
+from ..compat.models import attention_of, has_mask_function
+from ..compat.pytorch import has_pre_hook
 from ..core.effects import Effect, OwnTable
 from ..core.tables import ComputedTable, LearnedTable, ZeroTable
 from ..families import Group, Places, Stack
@@ -73,16 +75,16 @@ def attention_faults(where: Places, record: Record, effects: dict[str, Effect]) 
     for stack in where.stacks:
         groups = [g for g in where.groups() if g.stack is stack and g.name in effects]
         inside = any(works_inside(effects[g.name], stack) for g in groups)
-        name = stack.config._attn_implementation
+        name = attention_of(stack.config)
         for layer in stack.biased:
-            if before_biased_layer not in layer._forward_pre_hooks.values():
+            if not has_pre_hook(layer, before_biased_layer):
                 faults.append(f"a {type(layer).__name__} has lost the hook that takes its own bias away")
         if not inside:
             faults += [f"the scheme needs no {name!r}"] if name.startswith(PREFIX) else []
             continue
         if not name.startswith(PREFIX):
             faults.append(f"the attention is {name!r}, which drops the scheme; set it to {PREFIX + 'sdpa'!r}")
-        elif name not in AttentionMaskInterface._global_mapping:
+        elif not has_mask_function(name):
             faults.append(f"no mask function is registered for {name!r}, so that padding would be seen")
         for group in groups:
             faults += _group_faults(group, effects[group.name], record)
@@ -92,7 +94,7 @@ def attention_faults(where: Places, record: Record, effects: dict[str, Effect]) 
 def _group_faults(group: Group, effect: Effect, record: Record) -> list[str]:
     unturned = record.geometries[group.name].unturned
     layers = [a for i, a in enumerate(group.attentions) if i not in unturned]
-    hooked = [before_attention in a._forward_pre_hooks.values() for a in layers]
+    hooked = [has_pre_hook(a, before_attention) for a in layers]
     if not all(hooked):
         return [f"{hooked.count(False)} of {len(hooked)} attention layers have lost their hook"]
     link = layers[0].posenc_link
@@ -125,13 +127,13 @@ def _stack_table_faults(stack: Stack, effect: Effect) -> list[str]:
     if stack.table is None and isinstance(effect.table, OwnTable):
         return []
     faults, first = [], stack.first_layer
-    if stack.embeddings is not None and before_embeddings not in stack.embeddings._forward_pre_hooks.values():
+    if stack.embeddings is not None and not has_pre_hook(stack.embeddings, before_embeddings):
         faults.append("the embeddings have lost their hook")
     added = stack.table is None and effect.table is not None
-    if added and first is not None and before_first_layer not in first._forward_pre_hooks.values():
+    if added and first is not None and not has_pre_hook(first, before_first_layer):
         faults.append("the first layer has lost the hook that adds positions")
     own = stack.table.module if stack.table is not None else getattr(stack.root, "posenc_table", None)
-    inner: Any = getattr(own, "original_module", own)  # peft keeps trained copies behind a wrapper
+    inner: Any = without_copies(own)
     if inner is None:
         return [*faults, "the position table of the scheme is missing"] if effect.table is not None else faults
     if not isinstance(inner, (ComputedTable, LearnedTable)):
@@ -152,7 +154,7 @@ def _wanted_table(stack: Stack, effect: Effect, inner: Any) -> nn.Module:
         return ZeroTable(inner.size if isinstance(inner, ComputedTable) else inner.embedding_dim, None, like)
     if isinstance(inner, LearnedTable) and stack.table is not None:
         return effect.table.restored(inner, like)
-    stand_in = nn.Embedding(1, inner.size, _weight=like.new_zeros(1, inner.size)) if stack.table is not None else None
+    stand_in = nn.Embedding.from_pretrained(like.new_zeros(1, inner.size)) if stack.table is not None else None
     made: nn.Module = effect.table.restored(stand_in, like)
     return made
 

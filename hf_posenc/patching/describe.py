@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..compat.models import attention_of
+from ..compat.pytorch import uncompiled
 from ..errors import PosencError
 from ..families import Group, ImagePlaces, Places, Stack, image_places, places
 from ..runtime.rotary import SEALED, STILL, scaling_of
@@ -87,7 +89,7 @@ def describe(model: Any) -> Description | ImageDescription:
         pairs=len(rotating),
         pairs_below_one_turn=sum(f * (trained or 0) < 2 * math.pi for f in rotating),
         attention_scaling=scaling,
-        kernel=where.config._attn_implementation,
+        kernel=attention_of(where.config),
         table=_table(where),
         bias=_bias(where, group),
         portability=_portability(where, record),
@@ -96,7 +98,7 @@ def describe(model: Any) -> Description | ImageDescription:
 
 def bare(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT or compiled one, or in a SentenceTransformer."""
-    model = inner_model(getattr(model, "_orig_mod", model))
+    model = inner_model(uncompiled(model))
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     refuse_strangers(model)
     return model

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compat.adapters import without_copies
+from ..compat.models import attention_of
+from ..compat.pytorch import has_pre_hook
 from ..core.effects import ImageEffect
 from ..families import ImagePlaces
 from ..families.towers import pair
@@ -71,7 +74,7 @@ def describe_images(where: ImagePlaces, record: Record | None) -> ImageDescripti
         axes="x, y",
         special_tokens=where.special,
         rotation="none" if rotation is None else str(rotation),
-        kernel=where.config._attn_implementation,
+        kernel=attention_of(where.config),
         table=table,
         bias=bias,
         portability="unpatched" if found is None else f"{found}: {MEANING[found]}",
@@ -101,23 +104,23 @@ def image_faults(where: ImagePlaces, record: Record) -> list[str]:
 
 
 def _rotation_faults(where: ImagePlaces, effect: ImageEffect) -> list[str]:
-    name = where.config._attn_implementation
+    name = attention_of(where.config)
     if effect.rotation is None:
         return [f"the scheme needs no {name!r}"] if name.startswith(PREFIX) else []
     faults = []
     if not name.startswith(PREFIX):
         faults.append(f"the attention is {name!r}, which drops the scheme; set it to {PREFIX + 'sdpa'!r}")
-    hooked = [before_rotation in a._forward_pre_hooks.values() for a in where.attentions]
+    hooked = [has_pre_hook(a, before_rotation) for a in where.attentions]
     if not all(hooked):
         faults.append(f"{hooked.count(False)} of {len(hooked)} attention layers have lost their hook")
-    if before_image not in where.root._forward_pre_hooks.values():
+    if not has_pre_hook(where.root, before_image):
         faults.append("the model has lost the hook that tells its layers the rows and columns")
     return faults + _module_faults(where.root, "posenc_rotation", effect.rotation)
 
 
 def _table_faults(where: ImagePlaces, effect: ImageEffect) -> list[str]:
     faults = []
-    if before_patches not in where.embeddings._forward_pre_hooks.values():
+    if not has_pre_hook(where.embeddings, before_patches):
         faults.append("the embeddings have lost the hook that lets them take images of any size")
     reads = isinstance(vars(where.embeddings).get(FLAG), GridReader)
     if effect.own is None:
@@ -130,8 +133,7 @@ def _table_faults(where: ImagePlaces, effect: ImageEffect) -> list[str]:
 
 
 def _module_faults(root: Any, name: str, wanted: nn.Module) -> list[str]:
-    live: Any = getattr(root, name, None)
-    live = getattr(live, "original_module", live)  # peft keeps trained copies behind a wrapper
+    live: Any = without_copies(getattr(root, name, None))
     if live is None:
         return [f"the base model has lost its {name!r}"]
     theirs = dict(live.named_buffers())

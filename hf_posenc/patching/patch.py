@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from ..compat.models import carries_adapters
+from ..compat.pytorch import is_compiled
 from ..errors import PosencError, UnsupportedModel, suggestion
 from ..families import image_places, places
 from ..runtime.renderings import RENDERINGS
@@ -112,12 +114,12 @@ def journal_of(model: PreTrainedModel) -> Journal | None:
 
 def refuse_unpatchable(model: Any) -> None:
     """Raise for what only looks like a model that can be patched."""
-    if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
+    if carries_adapters(model):
         raise UnsupportedModel(
             f"{type(model).__name__} carries PEFT adapters. Patch the base model first, then wrap it: "
             "patch_model(base, ...); get_peft_model(base, ...)."
         )
-    if hasattr(model, "_orig_mod"):
+    if is_compiled(model):
         raise UnsupportedModel("This is a compiled model. Patch the model first, then torch.compile it.")
     refuse_strangers(model)
     meta = [name for name, p in model.named_parameters() if p.device.type == "meta"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compat.models import ATTENTION, attention_of
 from ..core.effects import Effect, OwnTable, Rotation, Span
 from ..core.tables import Notes, Seated, ZeroTable
 from ..errors import PosencError, UnsupportedCell
@@ -184,7 +185,7 @@ def _table_edits(stack: Stack, effect: Effect, rows: int, sealed: bool, loaded: 
 def positions_only(native: nn.Embedding, first: int, last: int) -> nn.Embedding:
     """A family's table without the rows that are no positions."""
     weight = native.weight.detach()[first:last]
-    return native if len(weight) == len(native.weight) else nn.Embedding(len(weight), weight.shape[1], _weight=weight)
+    return native if len(weight) == len(native.weight) else nn.Embedding.from_pretrained(weight, freeze=False)
 
 
 def _rotary_edits(stack: Stack, groups: list[Group], effects: Effects, words: list[Words], sealed: bool) -> list[Edit]:
@@ -327,7 +328,7 @@ def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geomet
             "through transformers' attention interface, where they could be changed without copying its code. "
             "Schemes that change the position table or rescale RoPE work, where the model has one."
         )
-    kernel = config._attn_implementation
+    kernel = attention_of(config)
     if kernel not in ("sdpa", "eager"):
         raise PosencError(
             f"This scheme works inside attention, through the 'sdpa' and 'eager' kernels; the model uses {kernel!r}. "
@@ -335,7 +336,7 @@ def _attention_edits(stack: Stack, groups: list[Group], effects: Effects, geomet
         )
     if any(effects[group.name].forgets for group in groups):
         _refuse_to_forget(stack, groups, geometries)
-    edits: list[Edit] = [Swap(config, "_attn_implementation", PREFIX + kernel)]
+    edits: list[Edit] = [Swap(config, ATTENTION, PREFIX + kernel)]
     linked: set[int] = set()
     for group in groups:
         effect, geometry = effects[group.name], geometries[group.name]

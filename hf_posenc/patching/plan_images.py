@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compat.models import ATTENTION, attention_of
 from ..core.effects import Geometry, ImageEffect, OwnGrid
 from ..errors import PosencError, UnsupportedCell, UnsupportedModel
 from ..families.towers import ImagePlaces, pair
@@ -184,7 +185,7 @@ def as_table(rows: Tensor, native: Any, trained: bool) -> nn.Embedding | nn.Para
 
 def _attention_edits(where: ImagePlaces, rotation: nn.Module) -> list[Edit]:
     config, root = where.config, where.root
-    kernel = config._attn_implementation
+    kernel = attention_of(config)
     if kernel not in ("sdpa", "eager"):
         raise PosencError(
             f"This scheme works inside attention, through the 'sdpa' and 'eager' kernels; the model uses {kernel!r}. "
@@ -192,7 +193,7 @@ def _attention_edits(where: ImagePlaces, rotation: nn.Module) -> list[Edit]:
         )
     if not where.attentions:
         raise UnsupportedCell(f"No attention layer of this {config.model_type!r} model can be reached.")
-    edits: list[Edit] = [Swap(config, "_attn_implementation", PREFIX + kernel), Hook(root, before_image)]
+    edits: list[Edit] = [Swap(config, ATTENTION, PREFIX + kernel), Hook(root, before_image)]
     edits.append(Swap(root, "posenc_rotation", rotation.to(where.convolution.weight.device)))
     for index, attention in enumerate(where.attentions):
         edits.append(Swap(attention, "posenc_link", GridLink(root, index, where.special)))
