@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..compat.embedders import embedder_around
 from ..errors import PosencError
 from ..patching.embedders import KIND, LIBRARY
 from .files import find, read_json
@@ -31,29 +32,21 @@ def holds_embedder(path: str, hub: dict[str, Any]) -> bool:
 def around(inner: PreTrainedModel, path: str, hub: dict[str, Any]) -> Any:
     """The SentenceTransformer that was saved at `path`, with `inner` as its model."""
     try:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.base.modules import Transformer
+        import sentence_transformers  # noqa: F401  an extra
     except ImportError as error:
         raise PosencError(
             f"{path} holds a {KIND}, and {error.name or error} is not installed: pip install 'hf-posenc[embed]'. The "
             "transformers model inside it alone can be had with model_class=transformers.AutoModel."
         ) from None
 
-    class Given(Transformer):
-        """The library's own module, which is handed its model and loads none."""
-
-        def _load_model(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
-            return inner
-
     file = find(path, MODULES, hub)
     assert file is not None
     kind = _first_type(file)
     where = {new: hub[old] for old, new in PLACES.items() if old in hub}
     try:
-        made = SentenceTransformer._load_with_module_classes(path, {kind: Given}, device=str(inner.device), **where)
+        made = embedder_around(inner, path, kind, **where)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
         raise PosencError(f"{path} does not make a {KIND}: {error}") from error
-    made[0].__class__ = Transformer  # as it would be saved and pickled
     return made.eval()
 
 

@@ -6,8 +6,7 @@ import json
 import os
 from typing import Any
 
-from transformers.utils.hub import cached_file
-
+from ..compat.models import file_of
 from ..errors import PosencError
 
 HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "subfolder", "proxies")
@@ -22,7 +21,7 @@ def find(path: str, name: str, hub: dict[str, Any]) -> str | None:
     if os.path.exists(path) or path.startswith((".", "/", "~")):
         raise PosencError(f"{path} is not a directory. A checkpoint is a directory with a config.json in it.")
     try:
-        return cached_file(path, name, _raise_exceptions_for_missing_entries=False, **hub)
+        return file_of(path, name, **hub)
     except (OSError, ValueError) as error:
         raise PosencError(
             f"{path!r} is neither a directory nor a model that can be reached on a hub: {error}"

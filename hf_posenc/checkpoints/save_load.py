@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 
+from ..compat.models import decoded
 from ..errors import PosencError
 from ..families import FAMILIES, Family, image_places, places
 from ..models import model_path
@@ -154,7 +155,7 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
 
 def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
-    values = PreTrainedConfig._decode_special_floats(copy.deepcopy(raw))  # infinity, as transformers writes it
+    values = decoded(copy.deepcopy(raw))
     for key in ("posenc", "attn_implementation", "auto_map"):
         values.pop(key, None)
     kind = values.pop("model_type", None)

@@ -1,11 +1,8 @@
-"""sentence-transformers: an embedder put together around a model that is there already. Importing this imports it."""
+"""sentence-transformers: an embedder put together around a model that is there already."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
 
 
 def embedder_around(inner: Any, path: str, kind: str, **where: Any) -> Any:
@@ -13,6 +10,8 @@ def embedder_around(inner: Any, path: str, kind: str, **where: Any) -> Any:
 
     `kind`: how its modules.json names the class of its first module, which is the library's own Transformer.
     """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
 
     class Given(Transformer):
         """The library's own module, which is handed its model and loads none."""
