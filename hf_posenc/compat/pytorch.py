@@ -70,6 +70,13 @@ def is_compiled(model: Any) -> bool:
     return hasattr(model, "_orig_mod")
 
 
+def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
+    """A parameter as a module holds it, whatever its class gives out under that name."""
+    held = module._parameters[name]
+    assert held is not None
+    return held
+
+
 class Moving(nn.Module):
     """A module that has a say whenever it is cast or moved, alone or with the model that it is a part of."""
 

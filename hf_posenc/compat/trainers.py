@@ -10,15 +10,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 
 class WatchedTrainer(Trainer):
-    """Calls `saved`, `checkpointed` and `shared_inputs`, and counts as many targets as `next_token` says."""
+    """Calls `to_save`, `saved`, `checkpointed` and `shared_inputs`, and counts as many targets as there are."""
 
     next_token = False
     """Whether targets are the labels of the tokens after: the first label of each row is then no target."""
+    _knows_targets = False
 
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self._counts_itself = hasattr(self, "_loss_shifts_labels")
-        self._loss_shifts_labels = self.next_token
+    def to_save(self, state: Any) -> Any:
+        """The state that is about to be written, in place of this one; None is the model's own."""
+        return state
 
     def saved(self, folder: Path) -> None:
         """Runs when a model or its adapters were written, in one process."""
@@ -34,7 +34,7 @@ class WatchedTrainer(Trainer):
         return None
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
+        super()._save(output_dir, self.to_save(state_dict))
         self.saved(Path(output_dir or str(self.args.output_dir)))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -46,9 +46,18 @@ class WatchedTrainer(Trainer):
         own = self.shared_inputs(inputs)
         return super()._prepare_context_parallel_inputs(model, inputs) if own is None else own
 
+    @property
+    def _loss_shifts_labels(self) -> bool:
+        return self.next_token
+
+    @_loss_shifts_labels.setter
+    def _loss_shifts_labels(self, found: bool) -> None:
+        """transformers goes by the loss of the model's class, which is not what is trained here."""
+        self._knows_targets = True
+
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
         """Before transformers 5.10 the Trainer counts the first label of each row too, which is nobody's target."""
-        if self.next_token and not self._counts_itself:
+        if self.next_token and not self._knows_targets:
             batch_samples = [_without_first_label(batch) for batch in batch_samples]
         return super()._get_num_items_in_batch(batch_samples, device)
 

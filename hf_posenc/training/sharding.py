@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import Trainer
 
+from ..compat.models import attention_of
 from ..errors import PosencError
 from ..patching.patch import set_rendering
 from ..runtime.positions import PREFIX, Call
@@ -76,7 +77,7 @@ def refuse_lost_rows(settings: Settings, accelerator: Any) -> None:
 
 def share_text(model: Any) -> None:
     """Make a model fit for texts that are shared, or raise."""
-    name = model.config._attn_implementation
+    name = attention_of(model.config)
     if name not in ("sdpa", PREFIX + "sdpa"):
         raise PosencError(
             f"Context parallelism runs on torch's own attention alone, and the model uses {name!r}. Set "

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..compat.trainers import WatchedTrainer
 from ..errors import PosencError
 from ..patching.sidecar import write_record
 from .contrastive import contrastive_loss
@@ -50,14 +50,14 @@ def rows_a_step(args: TrainingArguments) -> int:
     return args.world_size // sharing * args.per_device_train_batch_size * args.gradient_accumulation_steps
 
 
-class ContextTrainer(Trainer):
+class ContextTrainer(WatchedTrainer):
     """Trains on rows of tokens. The loss is a sum over tokens, divided by those of the whole step."""
 
     def __init__(self, *, settings: Settings, head: LossHead | None, other_rate: float | None, **kwargs: Any):
         super().__init__(data_collator=together, **kwargs)
         self.settings, self.head, self.other_rate = settings, head, other_rate
         self.causal = settings.model.objective == "causal"
-        self._loss_shifts_labels = self.causal
+        self.next_token = self.causal
         self.contrastive = settings.model.objective == "contrastive"
         self.model_accepts_loss_kwargs = not self.contrastive  # so that the tokens of a whole step are counted
         refuse_sharded_text(settings, self)
@@ -66,7 +66,7 @@ class ContextTrainer(Trainer):
         if self.sharing > 1:
             share_text(self.model)
 
-    def _prepare_context_parallel_inputs(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def shared_inputs(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """transformers goes by the name of the attention alone; `share_text` has looked at what it does."""
         if self.sharing == 1:
             return contextlib.nullcontext, inputs
@@ -119,12 +119,10 @@ class ContextTrainer(Trainer):
             self.optimizer = kind([group for group in groups if group["params"]], **options)
         return super().create_optimizer(model)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
+    def saved(self, folder: Path) -> None:
         model = self.accelerator.unwrap_model(self.model)
         if not hasattr(model, "peft_config"):
             return
-        folder = Path(output_dir or str(self.args.output_dir))
         record = getattr(model.config, "posenc", None)
         if record is not None:
             write_record(folder, record)  # sharded saves do not pass our hooks
@@ -133,11 +131,9 @@ class ContextTrainer(Trainer):
         noted = {**json.loads(config.read_text()), "base_model_name_or_path": self.settings.model.path}
         config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+    def checkpointed(self, folder: Path) -> None:
         self.accelerator.wait_for_everyone()  # every process has written its random state
         if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             write_manifest(folder, self.settings.of_run())
 
 
