@@ -3,6 +3,7 @@
 When a release breaks one of these, the message says what no longer holds and who depends on it.
 """
 
+import ast
 import copy
 import json
 import math
@@ -15,13 +16,85 @@ import torch
 import transformers
 from cells import KINDS, options, tiny, tokens
 from torch import nn
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, PreTrainedConfig, StaticCache, Trainer
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
+import hf_posenc
 from hf_posenc import patch_model
 from hf_posenc.compat import adapters, caches, models, pytorch, trainers
 
-# --- what importing it costs ---
+PACKAGE = Path(hf_posenc.__file__).parent
+FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if file.parent.name != "compat"]
+NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
+"""Python's own, and public."""
+
+# --- the rule: private names of others are used in `compat` and nowhere else ---
+
+
+def private(name: str | None) -> bool:
+    return name is not None and name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLES
+
+
+def own_names() -> set[str]:
+    """Private names that the package gives to things of its own."""
+    found: set[str] = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return found
+
+
+def foreign_names() -> set[str]:
+    """Private names that classes of others have, which ours are made of: such a method overrides one of theirs."""
+    classes = (nn.Module, nn.Embedding, Trainer, DynamicLayer, DynamicCache, PreTrainedConfig)
+    theirs = {name for cls in classes for name in dir(cls)} | set(vars(nn.Linear(1, 1)))
+    attributes = {models.ATTENTION, "_loss_shifts_labels", "_max_length", "_orig_mod", "_loglikelihood_tokens"}
+    return theirs | attributes | {"_load_model", "_load_with_module_classes"}
+
+
+def private_uses(source: str) -> set[str]:
+    found: set[str | None] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.keyword):
+            found.add(node.arg)
+        elif isinstance(node, ast.ClassDef):
+            found |= {member.name for member in node.body if isinstance(member, ast.FunctionDef)}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {*str(node.module).split("."), *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            found |= {word.value for word in node.args[1:2] if isinstance(word, ast.Constant)}
+    return {name for name in found if private(name)}
+
+
+def test_private_names_of_others_are_used_in_compat_alone():
+    ours, theirs = own_names(), foreign_names()
+    for file in FILES:
+        used = private_uses(file.read_text(encoding="utf-8"))
+        strangers = sorted(name for name in used if name not in ours or name in theirs)
+        assert not strangers, f"{file.relative_to(PACKAGE)} uses {strangers}: put it behind a function in compat"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x.config._attn_implementation",
+        "from lm_eval._cli import HarnessCLI",
+        "getattr(model, '_orig_mod', model)",
+        "nn.Embedding(1, 2, _weight=w)",
+        "class T(nn.Module):\n    def _apply(self, fn): ...",
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q)",
+    ],
+)
+def test_the_rule_notices(source):
+    ours, theirs = own_names(), foreign_names()
+    assert [name for name in private_uses(source) if name not in ours or name in theirs]
 
 
 def test_compat_brings_no_optional_library_along():
@@ -107,6 +180,15 @@ def test_a_compiled_model_leads_back_to_the_model():
     compiled = torch.compile(layer)
     assert pytorch.is_compiled(compiled) and not pytorch.is_compiled(layer)
     assert pytorch.uncompiled(compiled) is layer and pytorch.uncompiled(layer) is layer
+
+
+def test_a_parameter_is_found_behind_a_property():
+    class Rounds(nn.Linear):
+        weight = property(lambda self: pytorch.parameter_of(self, "weight").bfloat16())
+
+    layer = nn.Linear(1, 1)
+    held, layer.__class__ = layer.weight, Rounds
+    assert layer.weight.dtype == torch.bfloat16 and pytorch.parameter_of(layer, "weight") is held
 
 
 @pytest.mark.parametrize(
@@ -327,6 +409,10 @@ def test_a_trainer_tells_what_it_saved_and_counts_targets(tmp_path, next_token):
     class Watched(trainers.WatchedTrainer):
         seen, counts = [], []
 
+        def to_save(self, state):
+            self.seen.append("to_save")
+            return state
+
         def saved(self, folder):
             self.seen.append(("saved", folder.name))
             assert (folder / "model.safetensors").exists()
@@ -341,7 +427,7 @@ def test_a_trainer_tells_what_it_saved_and_counts_targets(tmp_path, next_token):
 
     Watched.next_token, Watched.seen, Watched.counts = next_token, [], []
     trainer(tmp_path, Watched).train()
-    assert Watched.seen == [("saved", "checkpoint-1"), ("checkpointed", "checkpoint-1")]
+    assert Watched.seen == ["to_save", ("saved", "checkpoint-1"), ("checkpointed", "checkpoint-1")]
     assert Watched.counts == [14 if next_token else 16], "a step's loss would be divided by another number of tokens"
 
 
