@@ -108,16 +108,16 @@ class Registry(Mapping[str, T], Generic[T]):
         self.kind, self.plugins = kind, plugins
         plugins.registries.append(self)
         self._entries: dict[str, T] = {}
-        self._modules: dict[str, str] = {}
+        self._homes: dict[str, str] = {}
 
     def add(self, name: str, entry: T, module: str) -> T:
         """Register from a module; one that is run again (a notebook's cell, a reload) replaces what it made before."""
-        if name in self._entries and (module != self._modules[name] or _top(module) == OURS):
+        if name in self._entries and (module != self._homes[name] or _top(module) == OURS):
             raise PosencError(
                 f"The {self.kind} {name!r} is registered twice: by {self.origin(name)}, and now by "
                 f"{_origin(module)}. Give one of them another name."
             )
-        self._entries[name], self._modules[name] = entry, module
+        self._entries[name], self._homes[name] = entry, module
         return entry
 
     def registered(self) -> Mapping[str, T]:
@@ -126,10 +126,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def built_in(self) -> list[str]:
         """The names of what this package brings itself."""
-        return [name for name, module in self._modules.items() if _top(module) == OURS]
+        return [name for name, module in self._homes.items() if _top(module) == OURS]
 
     def origin(self, name: str) -> Origin:
-        return _origin(self._modules[name])
+        return _origin(self._homes[name])
 
     def meant(self, name: str, origin: Origin | None) -> T:
         """What a record means by a name: something of this package (None), or what `origin` registered."""

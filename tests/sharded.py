@@ -67,6 +67,7 @@ class Watched(finetune.ContextTrainer):
 
 
 def note(settings: Any, what: dict[str, Any]) -> None:
+    Path(settings.output).mkdir(parents=True, exist_ok=True)  # what is refused at once has none
     (Path(settings.output) / f"seen-{PartialState().process_index}.json").write_text(json.dumps(what))
 
 

@@ -8,8 +8,7 @@ from cells import LENGTH, tiny
 from evaluated import bigram, bytes_tokenizer, document
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.evaluation import Document, Reading, loss_by_position, parsed_length, parsed_lengths
-from hf_posenc.evaluation.measures import perplexity
+from hf_posenc.evaluation import Document, Reading, loss_by_position, parsed_length, parsed_lengths, perplexity
 from hf_posenc.evaluation.measures.estimates import mean_and_error, separated, t_quantile
 from hf_posenc.evaluation.measures.texts import bos_of, spread_windows
 

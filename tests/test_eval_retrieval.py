@@ -6,8 +6,7 @@ from cells import CAUSAL, options, tiny, tokens
 from evaluated import STORY, bytes_tokenizer, reader
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.evaluation import Retrieval, tokenized
-from hf_posenc.evaluation.measures import retrieval
+from hf_posenc.evaluation import Retrieval, retrieval, tokenized
 from hf_posenc.evaluation.measures.needles import MAKERS, trials
 from hf_posenc.evaluation.measures.retrieval import Prompted, accuracy, continuation, hit, ranked
 

@@ -306,7 +306,7 @@ def test_bf16_models_compute_sinusoids_in_fp32(kind, order):
     base = bf16(kind, "sinusoidal", order).base_model
     module = base.posenc_table if kind == "llama" else base.wpe
     positions = torch.arange(FAR)
-    rows = module.vectors(positions)
+    rows = module.vectors(positions[:, None])
     assert rows.dtype == torch.float32 and module(positions[:5]).dtype == torch.bfloat16
     assert len(np.unique(rows.contiguous().numpy().view("V128"))) == FAR
     angles = positions[:, None].double() * torch.tensor(default_frequencies(32, 10_000.0), dtype=torch.float64)

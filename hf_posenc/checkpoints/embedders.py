@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..compat.embedders import embedder_around
 from ..errors import PosencError
 from ..extras import require
 from ..patching.embedders import KIND, LIBRARY
@@ -33,24 +34,14 @@ def around(inner: PreTrainedModel, path: str, hub: dict[str, Any]) -> Any:
     """The SentenceTransformer that was saved at `path`, with `inner` as its model."""
     alone = "the transformers model inside it alone can be had with model_class=transformers.AutoModel"
     require("sentence_transformers", "embed", f"{path} holds a {KIND} ({alone}), which")
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Transformer
-
-    class Given(Transformer):
-        """The library's own module, which is handed its model and loads none."""
-
-        def _load_model(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
-            return inner
-
     file = find(path, MODULES, hub)
     assert file is not None
     kind = _first_type(file)
     where = {new: hub[old] for old, new in PLACES.items() if old in hub}
     try:
-        made = SentenceTransformer._load_with_module_classes(path, {kind: Given}, device=str(inner.device), **where)
+        made = embedder_around(inner, path, kind, **where)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
         raise PosencError(f"{path} does not make a {KIND}: {error}") from error
-    made[0].__class__ = Transformer  # as it would be saved and pickled
     return made.eval()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from transformers.utils.hub import cached_file
 
+from ..compat.models import file_of
 from ..errors import PosencError
 
 PATIENCE = 10.0
@@ -29,7 +29,7 @@ def hub_file(path: str, name: str, hub: dict[str, Any]) -> str | None:
     if here and not _is_cached(path, hub):
         raise PosencError(unreached(path, _trouble(path, hub) or "local_files_only is set"))
     try:
-        return cached_file(path, name, _raise_exceptions_for_missing_entries=False, **{**hub, **here})
+        return file_of(path, name, **{**hub, **here})
     except (OSError, ValueError) as error:
         raise PosencError(
             f"{path!r} is neither a folder here{_near(path)} nor a model that can be had from the hub: {error}"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from ..compat.models import auto_classes
+
 MODULE = "modeling_hf_posenc"
 CODE = '''"""Opens this checkpoint with its own position scheme. Needs: pip install hf-posenc"""
 
@@ -32,17 +34,5 @@ def write_portable(folder: Path, model: PreTrainedModel) -> None:
     (folder / f"{MODULE}.py").write_text(code, encoding="utf-8")
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
-    config["auto_map"] = {auto: f"{MODULE}.Patched" for auto in _auto_classes(model)}
+    config["auto_map"] = {auto: f"{MODULE}.Patched" for auto in auto_classes(model)}
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _auto_classes(model: PreTrainedModel) -> list[str]:
-    from transformers.models.auto import modeling_auto
-
-    name = type(model).__name__
-    found = []
-    for auto in vars(modeling_auto).values():
-        mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
-        if mapping is not None and mapping._model_mapping.get(model.config.model_type) == name:
-            found.append(auto.__name__)
-    return sorted(found)

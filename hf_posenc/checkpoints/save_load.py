@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from ..compat.models import carries_adapters, decoded
 from ..errors import PosencError
 from ..families import Family, family_of, places
 from ..models import model_path
@@ -52,7 +53,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
         )
     if not adapted and is_patched(base):
         check_model(base)
-    if adapted or getattr(base, "_hf_peft_config_loaded", False):
+    if adapted or carries_adapters(base):
         refuse_target(path, True, base=base.name_or_path)  # it would name itself as its base
     if not kwargs.get("is_main_process", True):  # takes part in gathering the weights, and writes nothing
         model.save_pretrained(path, **kwargs)
@@ -181,7 +182,7 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
 
 def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
-    values = PreTrainedConfig._decode_special_floats(copy.deepcopy(raw))  # infinity, as transformers writes it
+    values = decoded(copy.deepcopy(raw))
     for key in ("posenc", "attn_implementation", "auto_map"):
         values.pop(key, None)
     kind = values.get("model_type")

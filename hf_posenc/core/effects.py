@@ -170,7 +170,7 @@ class OwnTable:
     def module(self, native: nn.Embedding | None, like: Tensor) -> Any:
         assert native is not None
         weight = native.weight.detach().clone()
-        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+        return LearnedTable.from_pretrained(weight, freeze=False)
 
     restored = module
 

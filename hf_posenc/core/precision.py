@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
 
 import torch
 from torch import nn
+
+from ..compat.pytorch import Moving
 
 
 def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tuple[str, ...] = ()) -> None:
@@ -29,16 +30,14 @@ def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tu
                 parameter.grad = parameter.grad.float()
 
 
-class Fp32Buffers(nn.Module):
+class Fp32Buffers(Moving):
     """A module whose fp32 buffers, and parameters of its own, follow the model's device but not its dtype."""
 
     follows_dtype: tuple[str, ...] = ()
     """Buffers and parameters that are cast with the model all the same."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        parent = super()._apply
-        apply_but_keep_fp32(self, lambda: parent(fn, recurse), self.follows_dtype)
-        return self
+    def moved(self, move: Callable[[], object]) -> None:
+        apply_but_keep_fp32(self, move, self.follows_dtype)
 
 
 def kept_in_fp32(model: nn.Module) -> set[str]:

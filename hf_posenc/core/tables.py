@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..compat.pytorch import Stored
 from ..errors import PosencError
 from .precision import Fp32Buffers
 
@@ -46,7 +47,7 @@ class Notes:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Seated(nn.Module):
+class Seated(Stored):
     """A table in the place of a family's own one: asked as that was, for rows of which `offset` are no positions."""
 
     offset: int = 0
@@ -118,14 +119,12 @@ class ComputedTable(Seated, Fp32Buffers):
         rows = self.asked(self.anchor.device, args, kwargs)
         return self.vectors((rows - self.offset)[..., None]).to(self.anchor.dtype)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+    def stored(self, state: dict[str, Any], prefix: str) -> None:
         if (weight := self.weight) is not None:
-            destination[prefix + "weight"] = weight
+            state[prefix + "weight"] = weight
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        state_dict.pop(prefix + "weight", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def before_loading(self, state: dict[str, Any], prefix: str) -> None:
+        state.pop(prefix + "weight", None)
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
@@ -148,17 +147,15 @@ class LearnedTable(Seated, nn.Embedding):
             self.weight = nn.Parameter(kept)
             self.num_embeddings = len(kept)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+    def stored(self, state: dict[str, Any], prefix: str) -> None:
         if self.sealed:
-            weight = destination[prefix + "weight"]
-            destination[prefix + "weight"] = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+            weight = state[prefix + "weight"]
+            state[prefix + "weight"] = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        stored = state_dict.get(prefix + "weight")
+    def before_loading(self, state: dict[str, Any], prefix: str) -> None:
+        stored = state.get(prefix + "weight")
         if self.sealed and stored is not None and len(stored) == self.num_embeddings + 1:
-            state_dict[prefix + "weight"] = stored[:-1]
-        super()._load_from_state_dict(state_dict, prefix, *args)
+            state[prefix + "weight"] = stored[:-1]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         rows = self.asked(self.weight.device, args, kwargs)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..compat.models import calls_interface, rotates
+
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 """In the path of attention layers that look at another text, where positions of this one mean nothing."""
-ROTATES = re.compile(r"apply\w*rot", re.IGNORECASE)
-"""In the names that a forward uses when it rotates channels."""
 FREQUENCIES = re.compile(r"(?:(?P<layer_type>\w+)_)?inv_freq")
 """The buffers of a rotary module: one, or one for each type of layer."""
 
@@ -81,25 +81,6 @@ def _argument_names(cls: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(inspect.unwrap(cls.forward)).parameters)[1:]
 
 
-@cache
-def _names_used(cls: Any) -> tuple[str, ...]:
-    """The global names that a class's forward uses."""
-    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
-    return () if code is None else code.co_names
-
-
-@cache
-def _calls_interface(cls: Any) -> bool:
-    """Whether modules of a class attend through transformers' attention interface."""
-    return "ALL_ATTENTION_FUNCTIONS" in _names_used(cls)
-
-
-@cache
-def _rotates(cls: Any) -> bool:
-    """Whether modules of a class apply rotary angles to something in their forward."""
-    return any(ROTATES.search(name) for name in _names_used(cls))
-
-
 def frequency_buffers(module: nn.Module) -> dict[str, str]:
     """The frequency buffers of a rotary module by layer type; "" where all layers share one."""
     found = {}
@@ -120,9 +101,9 @@ def parts_of(root: nn.Module, kind: str) -> Parts:
         config_kind = getattr(config, "model_type", None)
         if isinstance(module, nn.ModuleList):
             found.lists.append(module)
-        if _rotates(cls):
+        if rotates(module):
             found.rotating.append(module)
-        if _calls_interface(cls) and config_kind in (kind, None):
+        if calls_interface(module) and config_kind in (kind, None):
             other = CROSS.search(path) or CROSS.search(cls.__name__)
             (found.crosses if other else found.attentions).append(module)
         buffers = {} if id(module) in wrapped else frequency_buffers(own)

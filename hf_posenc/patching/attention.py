@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AttentionMaskInterface
 
+from ..compat.models import ATTENTION, attention_of, has_mask_function
+from ..compat.pytorch import has_pre_hook
 from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
@@ -16,7 +17,7 @@ from ..runtime import attention as _attention  # noqa: F401  importing registers
 from ..runtime.grids import GridLink, before_image, before_rotation
 from ..runtime.hooks import before_biased_layer
 from ..runtime.positions import PREFIX, Link, Positions, before_attention
-from .edits import Edit, Hook, Swap, has_hook
+from .edits import Edit, Hook, Swap
 from .grades import refuse_lost_bias
 from .rope_config import Effects
 from .tables import module_faults
@@ -48,8 +49,8 @@ def attention_edits(
         refuse_lost_bias(effects[group.name], stack.family)
     _refuse_unreached(stack, groups, effects)
     _refuse_kernel(stack.config)
-    kernel = PREFIX + stack.config._attn_implementation
-    edits.append(Swap(stack.config, "_attn_implementation", kernel))
+    kernel = PREFIX + attention_of(stack.config)
+    edits.append(Swap(stack.config, ATTENTION, kernel))
     if stack.grid:
         return edits + _grid_edits(stack, effects[groups[0].name])
     return edits + _text_edits(stack, groups, effects, geometries)
@@ -75,7 +76,7 @@ def _refuse_unreached(stack: Stack, groups: list[Group], effects: Effects) -> No
 
 
 def _refuse_kernel(config: Any) -> None:
-    kernel = config._attn_implementation
+    kernel = attention_of(config)
     if kernel not in KERNELS:
         raise PosencError(
             f"This scheme works inside attention, through the 'sdpa' and 'eager' kernels; the model uses {kernel!r}. "
@@ -168,17 +169,17 @@ def attention_faults(
     stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry]
 ) -> list[str]:
     """`groups`: those of the stack that are patched."""
-    faults, name = [], stack.config._attn_implementation
+    faults, name = [], attention_of(stack.config)
     if stack.biases:
         faults.append(f"{len(stack.biases)} relative position biases are back")
     for layer in stack.biased:
-        if not has_hook(layer, before_biased_layer):
+        if not has_pre_hook(layer, before_biased_layer):
             faults.append(f"a {type(layer).__name__} has lost the hook that takes its own bias away")
     if not any(works_inside(effects[group.name], stack) for group in groups):
         return [*faults, f"the scheme needs no {name!r}"] if name.startswith(PREFIX) else faults
     if not name.startswith(PREFIX):
         faults.append(f"the attention is {name!r}, which drops the scheme; set it to {PREFIX + 'sdpa'!r}")
-    elif name not in AttentionMaskInterface._global_mapping:
+    elif not has_mask_function(name):
         faults.append(f"no mask function is registered for {name!r}, so that padding would be seen")
     if stack.grid:
         return faults + _grid_faults(stack, effects[groups[0].name])
@@ -190,13 +191,13 @@ def attention_faults(
 def _grid_faults(stack: Stack, effect: Effect) -> list[str]:
     assert isinstance(effect.rotation, CoordinateRotation)
     faults = _lost_hooks(stack.attentions, before_rotation)
-    if not has_hook(stack.root, before_image):
+    if not has_pre_hook(stack.root, before_image):
         faults.append("the model has lost the hook that tells its layers the rows and columns")
     return faults + module_faults(stack.root, "posenc_rotation", effect.rotation)
 
 
 def _lost_hooks(layers: list[Any], hook: Any) -> list[str]:
-    hooked = [has_hook(layer, hook) for layer in layers]
+    hooked = [has_pre_hook(layer, hook) for layer in layers]
     return [] if all(hooked) else [f"{hooked.count(False)} of {len(hooked)} attention layers have lost their hook"]
 
 

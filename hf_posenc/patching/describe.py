@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compat.models import attention_of
 from ..families import Group, Places, places
 from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
@@ -86,7 +87,7 @@ def describe(model: Any) -> Description:
         model=f"{type(model).__name__} ({kind})",
         scheme=record.scheme.name if record else f"{own_positions(where, table, bias)} (the model's own)",
         options=record.scheme.options() if record else {},
-        kernel=where.config._attn_implementation,
+        kernel=attention_of(where.config),
         table=table,
         bias=bias,
         portability=_portability(where, record),

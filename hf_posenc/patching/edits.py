@@ -66,11 +66,6 @@ class Hook:
 Edit = Swap | Hook
 
 
-def has_hook(module: nn.Module, function: Callable[..., Any]) -> bool:
-    """Whether a function runs before a module's forward."""
-    return function in module._forward_pre_hooks.values()
-
-
 @dataclass
 class Journal:
     """The edits of one patch, in order."""

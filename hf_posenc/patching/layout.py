@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from ..compat.models import attention_of, own_eager, set_attention
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group
-from ..runtime.kernels import own_eager
 from ..runtime.positions import HALVES, LAYOUTS, PREFIX, rotate
 
 KNOWN = {"llama": HALVES, "mistral": HALVES, "qwen2": HALVES, "qwen3": HALVES}
@@ -74,20 +74,20 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
 def _keys(group: Group, position: int) -> list[Tensor]:
     """The keys of one token at a position, in every layer of the group, in fp32."""
     config, root = group.stack.config, group.stack.root
-    kernel, training = config._attn_implementation, [m for m in root.modules() if m.training]
+    kernel, training = attention_of(config), [m for m in root.modules() if m.training]
     words = root.get_input_embeddings().weight
     if not len(words) or words.device.type == "meta":
         raise PosencError("its weights are not loaded")
     token = int(words[:64].float().norm(dim=-1).argmax())  # not padding, whose vector is zero
     try:
-        config._attn_implementation = WATCHED
+        set_attention(config, WATCHED)
         root.eval()
         with torch.no_grad():
             ids, where = (torch.full((1, 1), n, device=words.device) for n in (token, position))
             root(input_ids=ids, position_ids=where, use_cache=False)
         return [attention.posenc_keys.float() for attention in group.attentions]
     finally:
-        config._attn_implementation = kernel
+        set_attention(config, kernel)
         for module in training:  # one by one: parts may have been set apart
             module.training = True
         for attention in group.attentions:

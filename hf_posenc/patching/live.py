@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..compat.models import carries_adapters
+from ..compat.pytorch import is_compiled, uncompiled
 from ..errors import UnsupportedModel
 from ..runtime.positions import Link
 from .edits import Journal
@@ -17,7 +19,7 @@ from .records import Record
 
 def bare(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT or compiled one, or in a SentenceTransformer."""
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     if not isinstance(model, PreTrainedModel):
         model = inner_model(model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -46,12 +48,12 @@ def patchable(model: Any) -> PreTrainedModel:
 
 def refuse_unpatchable(model: Any) -> None:
     """Raise for what only looks like a model that can be patched."""
-    if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
+    if carries_adapters(model):
         raise UnsupportedModel(
             f"{type(model).__name__} carries PEFT adapters. Patch the base model first, then wrap it: "
             "patch_model(base, ...); get_peft_model(base, ...)."
         )
-    if hasattr(model, "_orig_mod"):
+    if is_compiled(model):
         raise UnsupportedModel("This is a compiled model. Patch the model first, then torch.compile it.")
     refuse_strangers(model)
     meta = [name for name, p in model.named_parameters() if p.device.type == "meta"]

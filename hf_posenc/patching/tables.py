@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compat.pytorch import has_pre_hook
 from ..core.effects import Effect, Geometry, OwnGrid, OwnTable, TableSource
 from ..core.tables import ComputedTable, LearnedTable, Notes, Seated, ZeroTable
 from ..errors import UnsupportedCell
@@ -21,7 +22,7 @@ from ..families.places import grid_size
 from ..runtime.grids import FLAG, GridReader, before_patches, resize_table
 from ..runtime.hooks import before_embeddings, before_first_layer
 from ..runtime.positions import Link
-from .edits import Edit, Hook, Swap, has_hook
+from .edits import Edit, Hook, Swap
 from .sizes import stored_grid
 
 
@@ -77,7 +78,7 @@ def _seated_table(
 def positions_only(native: nn.Embedding, first: int, last: int) -> nn.Embedding:
     """A family's table without the rows that are no positions."""
     weight = native.weight.detach()[first:last]
-    return native if len(weight) == len(native.weight) else nn.Embedding(len(weight), weight.shape[1], _weight=weight)
+    return native if len(weight) == len(native.weight) else nn.Embedding.from_pretrained(weight, freeze=False)
 
 
 def _first_layer_edits(stack: Stack, source: TableSource) -> list[Edit]:
@@ -156,10 +157,10 @@ def table_faults(stack: Stack, effect: Effect) -> list[str]:
     if stack.table is None and isinstance(effect.table, OwnTable):
         return []
     faults, first = [], stack.first_layer
-    if stack.embeddings is not None and not has_hook(stack.embeddings, before_embeddings):
+    if stack.embeddings is not None and not has_pre_hook(stack.embeddings, before_embeddings):
         faults.append("the embeddings have lost their hook")
     added = stack.table is None and effect.table is not None
-    if added and first is not None and not has_hook(first, before_first_layer):
+    if added and first is not None and not has_pre_hook(first, before_first_layer):
         faults.append("the first layer has lost the hook that adds positions")
     own = live_table(stack)
     inner: Any = getattr(own, "original_module", own)  # peft keeps trained copies behind a wrapper
@@ -186,7 +187,7 @@ def _wanted_table(stack: Stack, effect: Effect, inner: Any) -> nn.Module:
     if isinstance(inner, LearnedTable) and stack.table is not None:
         stand_in = inner
     elif stack.table is not None:
-        stand_in = nn.Embedding(1, inner.size, _weight=like.new_zeros(1, inner.size))
+        stand_in = nn.Embedding.from_pretrained(like.new_zeros(1, inner.size))
     wanted: nn.Module = effect.table.restored(stand_in, like)
     return wanted
 
@@ -202,7 +203,7 @@ def _same_buffers(wanted: nn.Module, live: nn.Module) -> bool:
 def _grid_faults(stack: Stack, effect: Effect) -> list[str]:
     faults = []
     assert stack.table is not None
-    if not has_hook(stack.embeddings, before_patches):
+    if not has_pre_hook(stack.embeddings, before_patches):
         faults.append("the embeddings have lost the hook that lets them take images of any size")
     source = effect.table
     if not isinstance(source, OwnGrid):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..compat.models import attention_of
 from ..core.axes import grid_coordinates
 from ..errors import PosencError
 from ..families.finding import argument_names
@@ -98,7 +99,7 @@ def grid_in(root: Any, size: Sequence[int]) -> tuple[int, ...]:
 
 def before_image(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of a model that rotates: tells its layers the rows and columns of the image."""
-    name, given = root.config._attn_implementation, named_arguments(root, args, kwargs)
+    name, given = attention_of(root.config), named_arguments(root, args, kwargs)
     if not name.startswith(PREFIX):
         raise PosencError(
             f"This model is patched, and its attention was then set to {name!r}, which would drop its positions. "

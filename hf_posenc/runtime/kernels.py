@@ -6,13 +6,13 @@ which knows those positions.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from ..compat.models import own_eager
 from .calls import Call
 from .renderings import Request, add_mask, choose
 
@@ -71,8 +71,3 @@ def eager(
     own = own_eager(module)
     output: tuple[Tensor, Tensor] = own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
     return output
-
-
-def own_eager(module: nn.Module) -> Any:
-    """The eager attention of the model that a layer belongs to: it stands beside the layer's class."""
-    return sys.modules[type(module).__module__].eager_attention_forward

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
+from ..compat.models import attention_of
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
 from ..core.precision import Fp32Buffers
@@ -206,7 +207,7 @@ def positions_in(given: dict[str, Any]) -> Tensor | None:
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of every self-attention layer: finds out where queries and keys stand."""
-    name, link = module.config._attn_implementation, module.posenc_link
+    name, link = attention_of(module.config), module.posenc_link
     if not name.startswith(PREFIX):
         raise PosencError(
             f"This model is patched, and its attention was then set to {name!r}, which would drop its positions. "

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
+from ..compat import pytorch
 from ..errors import PosencError
 from .calls import Call
 
@@ -81,7 +82,7 @@ def centred(positions: Tensor, last: Tensor) -> Tensor:
 def _row_fits(r: Request) -> bool:
     plain = r.mask is None and r.causal and r.bias.key_slopes is not None and r.dropout == 0.0
     square = r.query.shape[2] == r.key.shape[2] and r.query.shape[3] == r.value.shape[3]
-    return plain and square and r.query.device.type == "cpu"
+    return plain and square and r.query.device.type == "cpu" and r.query.dtype in pytorch.CPU_ATTENTION
 
 
 def _row(r: Request) -> Tensor:
@@ -90,15 +91,8 @@ def _row(r: Request) -> Tensor:
     groups = r.query.shape[1] // r.key.shape[1]
     key, value = repeat_kv(r.key, groups), repeat_kv(r.value, groups)
     # The public function takes a mask or `is_causal`; the kernel behind it takes both, and then skips what is masked.
-    output, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        r.query,
-        key,
-        value,
-        0.0,
-        True,
-        attn_mask=row.expand(r.query.shape[0], r.query.shape[1], r.query.shape[2], -1),
-        scale=r.scaling,
-    )
+    mask = row.expand(r.query.shape[0], r.query.shape[1], r.query.shape[2], -1)
+    output, _ = pytorch.cpu_attention(r.query, key, value, causal=True, scaling=r.scaling, mask=mask)
     return output.transpose(1, 2).contiguous()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+from ..compat.pytorch import Moving
 from ..core.precision import apply_but_keep_fp32
 
 SEALED = "hf_posenc"
@@ -23,7 +24,7 @@ STILL = 1e-20
 """Frequencies below this rotate nothing, at any position."""
 
 
-class Rotary(nn.Module):
+class Rotary(Moving):
     """A family's own rotary module, with frequencies that stay in fp32."""
 
     wraps_rotary = True
@@ -42,9 +43,8 @@ class Rotary(nn.Module):
             first.posenc_positions = positions
         return angles
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
-        apply_but_keep_fp32(self.inner, lambda: self.inner._apply(fn))
-        return self
+    def moved(self, move: Callable[[], object]) -> None:
+        apply_but_keep_fp32(self.inner, move)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..compat import pytorch
 from ..core.patterns import Banded, Chunked, Pattern
 from .positions import rotate
 
@@ -22,8 +23,8 @@ Part = tuple[Tensor, Tensor]
 """Outputs, and the logarithms of the sums behind them, of the same queries."""
 
 
-def fits(pattern: Pattern) -> bool:
-    return isinstance(pattern, (Banded, Chunked)) and pattern.causal
+def fits(pattern: Pattern, dtype: torch.dtype) -> bool:
+    return isinstance(pattern, (Banded, Chunked)) and pattern.causal and dtype in pytorch.CPU_ATTENTION
 
 
 def attend(work: Any) -> Tensor:
@@ -38,10 +39,7 @@ def attend(work: Any) -> Tensor:
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scaling: float) -> Part:
-    part: Part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, attn_mask=None, scale=scaling
-    )
-    return part
+    return pytorch.cpu_attention(query, key, value, causal=causal, scaling=scaling)
 
 
 def _join(total: Part, first: int, part: Part) -> None:

@@ -103,7 +103,8 @@ def _plain(work: Work) -> bool:
     square = work.query.shape[2] == work.key.shape[2] > 1 and work.query.shape[3] == work.value.shape[3]
     bare = work.dropout == 0.0 and work.softcap is None and work.sinks is None
     cpu = work.query.device.type == "cpu" and not torch.is_grad_enabled()
-    return square and bare and cpu and triangles.fits(work.pattern) and bool((work.at[:, 0] == 0).all())
+    fits = triangles.fits(work.pattern, work.query.dtype)
+    return square and bare and cpu and fits and bool((work.at[:, 0] == 0).all())
 
 
 def _in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:

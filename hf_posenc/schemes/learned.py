@@ -166,7 +166,7 @@ class _Source:
         else:
             weight = self._resized(self._trained(native.weight.detach().float()), rows)
         weight = weight.to(dtype=like.dtype, device=like.device)
-        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+        return LearnedTable.from_pretrained(weight, freeze=False)
 
     def new_rows(self, has_native: bool) -> Tensor:
         rows = self.scheme.span(self.geometry).target
@@ -178,7 +178,7 @@ class _Source:
         if native is None:  # its weights come with those of the model
             return self.module(None, like)
         weight = native.weight.detach()
-        return LearnedTable(len(weight), weight.shape[1], _weight=weight)
+        return LearnedTable.from_pretrained(weight, freeze=False)
 
     def _trained(self, table: Tensor) -> Tensor:
         length = self.geometry.trained_length

@@ -6,10 +6,10 @@ import sys
 import urllib.request
 from typing import Any
 
-import xllamacpp
-
 
 def server(question: dict[str, Any]) -> Any:
+    import xllamacpp
+
     params = xllamacpp.CommonParams()
     params.model.path = question["model"]
     longest = max([len(p) for name in ("prompts", "texts_of_tokens") for p in question.get(name, [])], default=64)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..compat.adapters import active_copy
 from ..errors import PosencError
 from .masters import master
 from .rows import IGNORED
@@ -172,9 +173,7 @@ def computed_in(layer: nn.Module) -> torch.dtype:
 
 def output_layer(model: Any) -> Any:
     """The linear layer that makes logits, inside whatever PEFT has put around it."""
-    layer = model.get_output_embeddings()
-    while hasattr(layer, "modules_to_save"):
-        layer = layer.modules_to_save[layer.active_adapters[0]]
+    layer = active_copy(model.get_output_embeddings())
     if not isinstance(layer, nn.Linear):
         raise PosencError(
             f"The logits of {type(model).__name__} are made by a {type(layer).__name__}, not by a plain linear layer: "

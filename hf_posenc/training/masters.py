@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..compat.pytorch import parameter_of
+
 
 def keep_masters(model: nn.Module) -> None:
     """Lift what is trained to fp32. Names, ties and forwards stay: a module's attribute gives the rounded value.
@@ -26,7 +28,7 @@ def keep_masters(model: nn.Module) -> None:
         return
     for module, names in low:  # only now, since two modules may share one parameter
         for name in names:
-            parameter = module._parameters[name]
+            parameter = parameter_of(module, name)
             parameter.data = parameter.data.float()
         kind: Any = type(module)
         module.__class__ = _rounding(kind, tuple(names.items()))
@@ -48,7 +50,7 @@ def _saying(cls: Any, dtype: torch.dtype) -> type:
 @cache
 def _rounding(cls: Any, dtypes: tuple[tuple[str, torch.dtype], ...]) -> type:
     def reads(name: str, dtype: torch.dtype) -> property:
-        return property(lambda self: self._parameters[name].to(dtype))
+        return property(lambda self: parameter_of(self, name).to(dtype))
 
     return _named(cls, {**{name: reads(name, dtype) for name, dtype in dtypes}, "posenc_rounded": dict(dtypes)})
 
@@ -60,7 +62,7 @@ def _named(cls: type, more: dict[str, Any]) -> type:
 
 def master(module: nn.Module, name: str) -> Tensor | None:
     """The parameter itself, not what its module reads of it."""
-    return module._parameters[name]
+    return parameter_of(module, name)
 
 
 def rounded_dtypes(model: nn.Module) -> dict[str, torch.dtype]:

@@ -14,6 +14,7 @@ from accelerate import ParallelismConfig
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from ..compat.models import attention_of
 from ..errors import PosencError
 from ..patching.live import links
 from ..patching.patch import set_rendering
@@ -87,7 +88,7 @@ def refuse_lost_rows(settings: Settings, sharded: bool) -> None:
 
 def share_text(model: Any) -> None:
     """Make a model fit for texts that are shared, or raise."""
-    name = model.config._attn_implementation
+    name = attention_of(model.config)
     if name not in ("sdpa", PREFIX + "sdpa"):
         raise PosencError(
             f"Context parallelism runs on torch's own attention alone, and the model uses {name!r}. Set "

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import DistributedType
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..checkpoints.tied import write_once
+from ..compat.trainers import WatchedTrainer
 from ..patching.sidecar import write_record
 from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
@@ -58,7 +58,7 @@ def rows_a_step(args: TrainingArguments) -> int:
     return args.world_size // sharing * args.per_device_train_batch_size * args.gradient_accumulation_steps
 
 
-class ContextTrainer(Trainer):
+class ContextTrainer(WatchedTrainer):
     """Trains on rows of tokens. The loss is a sum over tokens, divided by those of the whole step."""
 
     def __init__(
@@ -75,7 +75,7 @@ class ContextTrainer(Trainer):
         self.clock = clock or Clock()
         self.rounding = False
         self.causal = settings.model.objective == "causal"
-        self._loss_shifts_labels = self.causal
+        self.next_token = self.causal
         self.contrastive = settings.model.objective == "contrastive"
         self.model_accepts_loss_kwargs = not self.contrastive  # so that the tokens of a whole step are counted
         parallel = getattr(self.accelerator, "parallelism_config", None)
@@ -85,7 +85,7 @@ class ContextTrainer(Trainer):
         if self.sharing > 1:
             share_text(self.model)
 
-    def _prepare_context_parallel_inputs(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def shared_inputs(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """transformers goes by the name of the attention alone; `share_text` has looked at what it does."""
         if self.sharing == 1:
             return contextlib.nullcontext, inputs
@@ -164,14 +164,13 @@ class ContextTrainer(Trainer):
                 found[kind] = str(rounded.get(name, parameter.dtype)).removeprefix("torch.")
         return dict(sorted(found.items()))
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def to_save(self, state: Any) -> Any:
+        return rounded_state(self.accelerator.unwrap_model(self.model), state) if self.rounding else state
+
+    def saved(self, folder: Path) -> None:
         model = self.accelerator.unwrap_model(self.model)
-        if self.rounding:
-            state_dict = rounded_state(model, state_dict)
-        super()._save(output_dir, state_dict)
         if not hasattr(model, "peft_config"):
             return
-        folder = Path(output_dir or str(self.args.output_dir))
         record = getattr(model.config, "posenc", None)
         if record is not None:
             write_record(folder, record)  # sharded saves do not pass our hooks
@@ -180,11 +179,9 @@ class ContextTrainer(Trainer):
         noted = {**json.loads(config.read_text()), "base_model_name_or_path": self.settings.model.path}
         config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+    def checkpointed(self, folder: Path) -> None:
         self.accelerator.wait_for_everyone()  # every process has written its random state
         if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             self.clock.now().write(folder)
             write_manifest(folder, self.settings.of_run())
 

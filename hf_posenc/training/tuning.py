@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ..compat.adapters import knows_embeddings
 from ..core.tables import LearnedTable
 from ..errors import PosencError
 from ..families import Places, places
@@ -39,7 +40,6 @@ def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
         wrapped: Any = model
     else:
         from peft import LoraConfig, get_peft_model  # takes seconds
-        from peft.utils.constants import EMBEDDING_LAYER_NAMES
 
         ends = [name.rpartition(".")[2] for name in saved]
         config = LoraConfig(
@@ -50,8 +50,7 @@ def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
             target_modules=lora_targets(places(model), asked.lora.target_modules),
             modules_to_save=saved or None,
             # PEFT keeps the two ends of a model tied where it knows their names; else the trained one parts.
-            ensure_weight_tying=bool(model.config.tie_word_embeddings)
-            and any(n in EMBEDDING_LAYER_NAMES for n in ends),
+            ensure_weight_tying=bool(model.config.tie_word_embeddings) and knows_embeddings(ends),
         )
         wrapped = get_peft_model(model, config)
     keep_masters(wrapped)

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from ...compat.models import is_stateful
+from ...compat.pytorch import uncompiled
 from ...errors import PosencError
 from ...patching.lengths import found_places
 from ...patching.live import bare, is_patched, links
@@ -74,7 +76,7 @@ class Pass:
     """One pass of a model over tokens, whose logits are asked for slice by slice. The body runs at the first."""
 
     def __init__(self, model: Any, ids: Tensor, at: int = 0, cache: Any = None):
-        self.model = getattr(model, "_orig_mod", model)
+        self.model = uncompiled(model)
         self.inner = bare(model)
         self.ids = ids.to(embedding(self.inner).device)
         self.given: dict[str, Any] = {"return_dict": True}
@@ -152,7 +154,7 @@ def cacheable(model: Any) -> bool:
     if not is_patched(inner) and rope.get("rope_type") in ("dynamic", "longrope"):
         return False  # transformers' own leave keys in the cache that were rotated with old angles
     taken = inspect.signature(inner.forward).parameters
-    return "past_key_values" in taken and not getattr(inner, "_is_stateful", False)
+    return "past_key_values" in taken and not is_stateful(inner)
 
 
 def forgets(model: nn.Module) -> bool:

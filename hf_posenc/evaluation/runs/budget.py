@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...compat.models import attention_of
 from ...errors import PosencError
 from ...extras import require
 from ...patching.live import bare
@@ -48,7 +49,7 @@ def estimate(model: Any, rows: int, length: int, chunk: int, cached: bool = Fals
     kept = getattr(config, "num_key_value_heads", None) or heads
     tokens = rows * length
     scores = 0
-    if config._attn_implementation.endswith("eager"):
+    if attention_of(config).endswith("eager"):
         scores = rows * heads * length**2 * (size + 4)
     return Estimate(
         rows=rows,

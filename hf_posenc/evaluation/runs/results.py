@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...compat.models import ORIGIN
 from ...errors import PosencError
 from ...patching.live import bare
 from ..measures.rows import Row
@@ -38,7 +39,7 @@ def fingerprint(model: Any, tokenizer: Any, documents: Sequence[Document], optio
 def model_digest(model: Any) -> str:
     """Of the config and of a few values of every weight: cheap, and a trained step changes it."""
     config = bare(model).config.to_dict()
-    for key in ("_name_or_path", "transformers_version"):
+    for key in ORIGIN:
         config.pop(key, None)
     found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in sorted(model.named_parameters()):

@@ -185,13 +185,13 @@ def refuse_endless(tasks: Sequence[str], lengths: Sequence[int], tokenizer: Any)
 
 def loaded(name: str, length: int, tokenizer: str) -> Any:
     """One task with documents of one length, the same ones whenever it is loaded."""
-    from lm_eval.tasks._yaml_loader import load_yaml
+    from ...compat.harness import import_functions
 
     nominal: Any = f"{length // 1024}k" if name.startswith("babilong") else [length]
     known = manager({"tokenizer": tokenizer, "max_seq_lengths": nominal})
     try:
         with quiet():
-            load_yaml(known.task_index[name].yaml_path)  # imports what the task calls, which may draw numbers
+            import_functions(known.task_index[name].yaml_path)
             random.seed(SEED)
             np.random.seed(SEED)
             return known.load([name])["tasks"][name]
@@ -216,7 +216,7 @@ def measured(lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, sa
     chosen, details = chosen_documents(lm, task, span, samples)
     if not chosen:
         return None
-    lm._max_length = details["tokens"]["longest"]
+    lm.set_max_length(details["tokens"]["longest"])
     refuse_beyond_reach(lm.model, lm.max_length)
     with quiet():
         done = evaluator.evaluate(lm=lm, task_dict={"tasks": {name: task}}, samples={name: chosen}, bootstrap_iters=0)

@@ -14,6 +14,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from transformers import PreTrainedModel
 
 from ...checkpoints.save_load import load, tokenizer_of
+from ...compat.harness import CountedLM
 from ...errors import PosencError, suggestion
 
 REFUSED = ("peft", "delta", "autogptq", "gptqmodel", "gguf_file", "parallelize", "tp_plan")
@@ -24,7 +25,7 @@ OWN = frozenset(inspect.signature(HFLM.__init__).parameters) - {"self", "kwargs"
 
 
 @register_model("hf-posenc")
-class PatchedLM(HFLM):
+class PatchedLM(CountedLM):
     """HFLM on what `hf_posenc.load` gives, that refuses a prompt which does not fit instead of cutting it."""
 
     def __init__(self, pretrained: str | PreTrainedModel, tokenizer: Any = None, **kwargs: Any):
@@ -56,14 +57,10 @@ class PatchedLM(HFLM):
         return len(self.tok_encode(prompt)) + int(normalize_gen_kwargs(given, self.max_gen_toks)["max_gen_toks"])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        self._refuse_cutting(map(self.tokens_needed, requests))
+        self.about_to_read(map(self.tokens_needed, requests))
         return super().generate_until(requests, disable_tqdm=disable_tqdm)
 
-    def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
-        self._refuse_cutting(len(context) + len(answer) - 1 for _, context, answer in requests)
-        return super()._loglikelihood_tokens(requests, *args, **kwargs)
-
-    def _refuse_cutting(self, needed: Iterable[int]) -> None:
+    def about_to_read(self, needed: Iterable[int]) -> None:
         longest = max(needed, default=0)
         if longest > self.max_length:
             raise PosencError(

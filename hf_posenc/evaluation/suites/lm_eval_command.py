@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ...errors import PosencError
@@ -18,21 +16,21 @@ ABSENT = -1
 
 def run_lm_eval(args: list[str]) -> None:
     """Run lm-eval's command line on `args`, as they are, with `--model hf-posenc` known to it."""
-    lm_eval = require("lm_eval", "eval", "`hf-posenc lm-eval`")
-    from lm_eval._cli import HarnessCLI
+    require("lm_eval", "eval", "`hf-posenc lm-eval`")
     from lm_eval.utils import setup_logging
 
+    from ...compat.harness import command_line, results_through
     from . import harness_model  # noqa: F401  registers the model
 
     setup_logging()
     before = sys.argv
     sys.argv = ["hf-posenc lm-eval", *args]  # where lm-eval reads them
     try:
-        command = HarnessCLI()
+        command = command_line()
         given = command.parse_args()
         if getattr(given, "command", None) == "run":
             refuse_traps(given)
-        with without_absent_lengths(lm_eval):
+        with results_through(without_absent_lengths):
             execute(command, given)
     finally:
         sys.argv = before
@@ -63,21 +61,10 @@ def refuse_traps(given: argparse.Namespace) -> None:
         )
 
 
-@contextmanager
-def without_absent_lengths(lm_eval: Any) -> Iterator[None]:
-    """Leaves lengths that were not asked out of tables and files, where lm-eval has -1 for them."""
-    evaluate = lm_eval.simple_evaluate
-
-    def present_only(*args: Any, **kwargs: Any) -> Any:
-        results = evaluate(*args, **kwargs)
-        for scores in [*results["results"].values(), *results.get("groups", {}).values()] if results else ():
-            absent = {key.partition(",")[0] for key, value in scores.items() if key[0].isdigit() and value == ABSENT}
-            for key in [key for key in scores if key.partition(",")[0].removesuffix("_stderr") in absent]:
-                del scores[key]
-        return results
-
-    lm_eval.simple_evaluate = present_only
-    try:
-        yield
-    finally:
-        lm_eval.simple_evaluate = evaluate
+def without_absent_lengths(results: Any) -> Any:
+    """Lengths that were not asked left out of tables and files, where lm-eval has -1 for them."""
+    for scores in [*results["results"].values(), *results.get("groups", {}).values()] if results else ():
+        absent = {key.partition(",")[0] for key, value in scores.items() if key[0].isdigit() and value == ABSENT}
+        for key in [key for key in scores if key.partition(",")[0].removesuffix("_stderr") in absent]:
+            del scores[key]
+    return results
