@@ -4,10 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench sweep lint clean
+.PHONY: demo check core test bench sweep lint clean
 
 demo: $(STAMP)
 	$(BIN)/python recipes/demo.py
+
+# Before every commit: under two minutes on two cores.
+check: lint core
+
+core: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m core
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
