@@ -4,10 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench sweep docs lint clean
+.PHONY: demo check core test bench sweep docs lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m hf_posenc.training.demo
+
+# Before every commit: under two minutes on two cores.
+check: lint core
+
+core: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m core
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -1,14 +1,18 @@
 import argparse
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 # Before what reads them: two workers on two cores have one thread each, and no test may wait for a hub.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Nor does any write into a home, which may be read-only.
+os.environ.setdefault("HF_DATASETS_CACHE", os.path.join(tempfile.gettempdir(), f"hf-posenc-datasets-{os.getuid()}"))
 
 import pytest
 import torch
+from core import mark_core
 from filelock import FileLock
 from registering import register_from
 
@@ -44,6 +48,7 @@ def pytest_collection_modifyitems(config, items):
     gone = [item for item in items if not exists(item)]
     items[:] = [item for item in items if exists(item)]
     config.hook.pytest_deselected(items=gone)
+    mark_core(items)
 
 
 @pytest.fixture(scope="session")
