@@ -1,5 +1,6 @@
 """Swap how a Hugging Face model knows positions, and back."""
 
+from .checkpoints.reseal import reseal
 from .checkpoints.save_load import load, merge, save
 from .errors import PosencError, UnsupportedCell, UnsupportedModel
 from .patching.describe import Description, check_model, describe
@@ -22,6 +23,7 @@ __all__ = [
     "merge",
     "new_rows",
     "patch_model",
+    "reseal",
     "save",
     "set_rendering",
     "unpatch_model",

@@ -17,6 +17,7 @@ from ..patching.measure import sizes
 from ..patching.plan import original_of, plan
 from ..patching.plan_images import image_sizes, original_values, plan_images
 from ..patching.records import Record, text_section, vision_section
+from ..patching.seal import SINCE_FORMAT_2
 
 
 def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
@@ -140,6 +141,8 @@ def _refuse_contradictions(
         elif edit.target is where.model.config:
             said = raw
         else:
+            continue
+        if record.format == 1 and edit.name in SINCE_FORMAT_2:
             continue
         key = edit.target.attribute_map.get(edit.name, edit.name)
         if said.get(key) != edit.value:

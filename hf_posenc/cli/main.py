@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..checkpoints.on_disk import describe_checkpoint, patch_checkpoint
+from ..checkpoints.reseal import reseal as reseal_checkpoint
 from ..checkpoints.save_load import merge as merge_adapter
 from ..errors import PosencError
 from ..families import FAMILIES, IMAGE_FAMILIES
@@ -159,6 +160,16 @@ def merge(
     with plain_errors():
         merge_adapter(adapter, out, base=base, overwrite=overwrite)
         show(describe_checkpoint(out)[0])
+
+
+@app.command()
+def reseal(
+    path: Annotated[str, typer.Argument(help="directory of a checkpoint that an earlier version wrote")],
+) -> None:
+    """Let every runtime but this one refuse a sealed checkpoint, also if an earlier version wrote it."""
+    with plain_errors():
+        done = reseal_checkpoint(path)
+        print(f"{path} is sealed now." if done else f"{path} needs nothing: it is sealed, or others load it right.")
 
 
 def answering(command: Callable[..., None]) -> Callable[..., None]:

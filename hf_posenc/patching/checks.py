@@ -18,7 +18,7 @@ from ..runtime.positions import PREFIX, before_attention
 from ..runtime.rotary import SEALED, STILL, Rotary, built, frequencies, scaling_of
 from .grades import is_sealed
 from .measure import own_rope
-from .plan import rotates_inside, works_inside
+from .plan import rotates_inside, sealed_words, works_inside
 from .records import Record
 
 MOVING = ("dynamic", "longrope")
@@ -53,7 +53,8 @@ def _frequency_faults(group: Group, module: Any, effect: Effect | None, sealed: 
     if not torch.allclose(live, wanted, rtol=1e-5, atol=STILL):
         return ["the rotation is not switched off" if sealed else "the live frequencies are not those of the scheme"]
     if sealed:  # such a config cannot be built anew by transformers; layers that are left alone are as they were
-        return [] if effect is None or kind == SEALED else ["the config does not say that its rotation is sealed"]
+        marked = effect is None or kind == SEALED or not sealed_words(group.stack, [layer_type])
+        return [] if marked else ["the config does not say that its rotation is sealed"]
     fresh = built(module, group.stack.config)
     half = frequencies(module, layer_type).dtype != torch.float32
     faults, new = [], frequencies(fresh, layer_type)

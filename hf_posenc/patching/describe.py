@@ -21,6 +21,7 @@ from .image_checks import ImageDescription, describe_images, image_faults, liste
 from .measure import chosen, own_length, own_rope, rope_of
 from .patch import journal_of, refuse_strangers
 from .records import Record
+from .seal import seal_faults
 
 
 @dataclass(frozen=True)
@@ -201,5 +202,7 @@ def check_model(model: Any) -> None:
         effects = record.effects()
         faults = rotary_faults(where, effects) + attention_faults(where, record, effects)
         faults += table_faults(where, next(iter(effects.values())))
+    if record is not None and journal_of(model) is not None:
+        faults += seal_faults(model)
     if faults:
         raise PosencError("The model and its config disagree: " + "; ".join(faults) + ".")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ..families.base import NO_TABLE, UNTOLD
 from ..families.finding import argument_names, attention_layers, frequency_buffers
 from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
 from ..runtime.hooks import before_biased_layer, before_embeddings, before_first_layer
-from ..runtime.positions import PREFIX, SEAL, Link, Positions, before_attention
+from ..runtime.positions import PREFIX, Link, Positions, before_attention
 from ..runtime.rotary import (
     SEALED,
     STILL,
@@ -41,6 +41,7 @@ from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed, refuse_lost_bias
 from .measure import Geometries, rope_of, skipped_rows
 from .records import Record
+from .seal import seal_edits
 from .sidecar import before_state_dict
 
 LOST = (
@@ -87,7 +88,7 @@ def plan(
                 edits += _rotary_edits(stack, groups, effects, words, sealed)
             edits += _inner_edits(stack, groups, effects, geometries)
     if sealed:
-        edits.append(Swap(where.model.config, "attn_implementation", SEAL))  # what config.json will say
+        edits += seal_edits(where.model, where.stacks[0].root.get_input_embeddings().weight)
         edits += _strangers(where)
     edits.append(Swap(where.model.config, "posenc", record.to_dict()))
     edits.append(Hook(where.model, before_state_dict, before="state dict"))
@@ -192,15 +193,9 @@ def _rotary_edits(stack: Stack, groups: list[Group], effects: Effects, words: li
     rotations = {group.layer_type: effects[group.name].rotation for group in groups}
     if sealed:
         _refuse_unreached(stack, groups, effects)
-        sealing = {t: {**_kept(stack, t), "rope_type": SEALED} for t in rotations}
         native = {t: None if r is None or r.follows_length else r for t, r in rotations.items()}
-        config = _config_with(stack, sealing)
-        if isinstance(config, str):
-            raise UnsupportedCell(
-                f"A checkpoint of this could not be marked as one that only hf_posenc can load: the config of "
-                f"{stack.config.model_type!r} models refuses a RoPE that it does not know ({config})."
-            )
-        chosen, modules = sealing, [retuned(site.module, native) for site in stack.rotaries]
+        chosen = sealed_words(stack, rotations)
+        modules = [retuned(site.module, native) for site in stack.rotaries]
     else:
         chosen, modules = _rebuilt(stack, rotations, words)
     edits: list[Edit] = [Swap(stack.config, "rope_parameters", _with(stack.config.rope_parameters, chosen))]
@@ -208,6 +203,15 @@ def _rotary_edits(stack: Stack, groups: list[Group], effects: Effects, words: li
         device = next(iter(site.module.buffers())).device
         edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed)))
     return edits
+
+
+def sealed_words(stack: Stack, layer_types: Iterable[str]) -> Words:
+    """Rope parameters that nobody can build. Phi's configs take none that they do not know; theirs stay as they were.
+
+    The other marks of a seal are enough: these are for who forces his way past all of them.
+    """
+    words: Words = {t: {**_kept(stack, t), "rope_type": SEALED} for t in layer_types}
+    return {} if isinstance(_config_with(stack, words), str) else words
 
 
 def rotary_words(

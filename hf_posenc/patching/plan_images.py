@@ -13,10 +13,11 @@ from ..errors import PosencError, UnsupportedCell, UnsupportedModel
 from ..families.towers import ImagePlaces, pair
 from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
 from ..runtime.grids import FLAG, GridLink, GridReader, before_image, before_patches, before_rotation, resized
-from ..runtime.positions import PREFIX, SEAL
+from ..runtime.positions import PREFIX
 from ..schemes import Scheme
 from .edits import Edit, Hook, Journal, Swap
 from .records import Record
+from .seal import seal_edits
 from .sidecar import before_state_dict
 
 LOST = (
@@ -93,7 +94,7 @@ def plan_images(
     if effect.rotation is not None:
         edits += _attention_edits(where, effect.rotation)
     if effect.sealed:
-        edits.append(Swap(where.model.config, "attn_implementation", SEAL))  # what config.json will say
+        edits += seal_edits(where.model, where.convolution.weight)
     edits.append(Swap(where.model.config, "posenc", record.to_dict()))
     edits.append(Hook(where.model, before_state_dict, before="state dict"))
     journal = Journal(edits, final=LOST if loaded is not None else lost)

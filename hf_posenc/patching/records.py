@@ -14,7 +14,8 @@ from ..runtime.positions import LAYOUTS
 from ..schemes import SCHEMES, Scheme
 from ..schemes.frequencies import PRESENT, present_frequencies
 
-FORMAT = 1
+FORMAT = 2
+"""From 2 on the weights of what is sealed hold a seal (`seal.py`)."""
 KEYS = ("format", "scheme", "options", "geometry", "original")
 
 
@@ -27,6 +28,8 @@ class Record:
     """By group of layers; "" where the patch is the same for all."""
     original: dict[str, Any]
     """The config values that the patch replaced."""
+    format: int = dataclasses.field(default=FORMAT, compare=False)
+    """Of the file that it was read from."""
 
     @property
     def geometry(self) -> Geometry:
@@ -63,7 +66,7 @@ class Record:
             if not isinstance(data[key], dict):
                 raise PosencError(f"In a posenc record {key} is a JSON object, got {data[key]!r}.")
         scheme = SCHEMES[data["scheme"]].from_options(data["options"])
-        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]))
+        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), version)
 
 
 def written_geometry(geometry: Geometry) -> dict[str, Any]:

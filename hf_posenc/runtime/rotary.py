@@ -140,4 +140,17 @@ def retuned(module: Any, rotations: Mapping[str, Rotation | None]) -> Any:
             raise UnsupportedCell(f"{type(own).__name__} cannot scale attention, which this scheme does.")
     if hasattr(copied, "rope_type"):
         fixed(copied, rotations)
+    if hasattr(copied, "rope_init_fn"):
+        copied.rope_init_fn, copied.config = OwnFrequencies(copied), copy.copy(own.config)
+        copied.config.rope_parameters = {**own.config.rope_parameters, "rope_type": "default"}
     return copied
+
+
+class OwnFrequencies:
+    """Answers a rotary module that asks its config for frequencies in each pass (PhiMoE) with those that it holds."""
+
+    def __init__(self, module: Any):
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, float]:
+        return self.module.inv_freq, self.module.attention_scaling
