@@ -11,6 +11,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
+    from .checkpoints.reseal import reseal
     from .checkpoints.save_load import load, merge, save
     from .errors import MissingPackage, PosencError, UnsupportedCell, UnsupportedModel, UntrainedWarning
     from .families import Family, register_family
@@ -45,6 +46,7 @@ __all__ = [
     "reach",
     "register_family",
     "register_scheme",
+    "reseal",
     "save",
     "set_rendering",
     "trained_length",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 _HOMES = {
     ".checkpoints.on_disk": ("describe_checkpoint", "patch_checkpoint"),
+    ".checkpoints.reseal": ("reseal",),
     ".checkpoints.save_load": ("load", "merge", "save"),
     ".errors": ("MissingPackage", "PosencError", "UnsupportedCell", "UnsupportedModel", "UntrainedWarning"),
     ".families": ("Family", "register_family"),

@@ -99,7 +99,7 @@ def test_an_adapter_config_that_is_no_json_object(text, damaged):
 FOREIGN = {
     "another tool's": ({"name": "posenc", "version": 3}, "not a posenc record"),
     "empty": ({}, "not a posenc record"),
-    "of the future": ({"format": 2, "scheme": "yarn", "new": 1}, "update hf_posenc"),
+    "of the future": ({"format": FORMAT + 1, "scheme": "yarn", "new": 1}, "update hf_posenc"),
     "of no version": ({"format": "1"}, "whole number"),
     "of a true version": ({"format": True}, "whole number"),
     "without a scheme": ({"format": 1, "options": {}, "geometry": {}, "original": {}}, "lacks scheme"),
@@ -397,7 +397,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(what, after, whole,
     broken = full_disk(after if what != "export" else 0)
     for name in ("transformers.modeling_utils.safe_save_file", "peft.peft_model.safe_save_file"):
         monkeypatch.setattr(name, broken)
-    monkeypatch.setattr("hf_posenc.checkpoints.on_disk.save_file", broken)
+    monkeypatch.setattr("hf_posenc.checkpoints.tensors.shutil.copyfileobj", lambda old, new, _: broken({}, new.name))
     with pytest.raises(OSError, match="No space left"):
         if what == "export":
             patch_checkpoint(whole / "llama", target, "t5", overwrite=True)

@@ -163,7 +163,7 @@ def test_random_frequencies_are_saved(tmp_path):
     save(patched_images("gaussian", "vit"), tmp_path / "a")
     file = tmp_path / "a" / "model.safetensors"
     tensors = load_file(file)
-    (key,) = [key for key in tensors if "posenc" in key]
+    (key,) = [key for key in tensors if "posenc_frequencies" in key]
     assert tensors[key].shape == (2, 8)
     save_file({**tensors, key: tensors[key] * 2}, file, metadata={"format": "pt"})
     loaded = load(tmp_path / "a")

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -33,6 +32,7 @@ from .files import ADAPTER, CONFIG, INDEX, WEIGHTS, find, read_json
 from .restore import refuse_other_geometry, restore
 from .save_load import model_class_of, reset_length, unpatched_config, weight_files
 from .staging import refuse_target, staged
+from .tensors import rewritten
 
 
 def patch_checkpoint(
@@ -173,10 +173,10 @@ def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]
 
 
 def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, Tensor]:
-    """The parameters that the scheme brings, named as the files name their base model."""
+    """What the scheme brings to the weights, named as the files name their base model."""
     prefix = model.base_model_prefix + "."
     prefixed = any(key.startswith(prefix) for key in files)
-    named = {name: p.detach() for name, p in model.named_parameters() if "posenc_" in name}
+    named = {name: tensor for name, tensor in model.state_dict().items() if "posenc_" in name}
     return {name if prefixed else name.removeprefix(prefix): p for name, p in named.items()}
 
 
@@ -203,9 +203,7 @@ def _write_weights(source: Path, folder: Path, files: dict[str, str], changed: d
         if not here and not stale:
             shutil.copy2(file, folder / os.path.basename(file))
             continue
-        with safe_open(file, framework="pt") as stored:
-            kept = {key: stored.get_tensor(key) for key in stored.keys() if key not in (*here, *stale)}  # noqa: SIM118
-            save_file({**kept, **here}, folder / os.path.basename(file), metadata=stored.metadata())
+        rewritten(file, folder / os.path.basename(file), here, stale)
     if (source / INDEX).exists():
         index = read_json(str(source / INDEX))
         index["weight_map"] = {k: v for k, v in index["weight_map"].items() if "posenc_" not in k}

@@ -15,6 +15,7 @@ from ..patching.edits import Journal, Swap
 from ..patching.measure import sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
+from ..patching.seal import SINCE_FORMAT_2
 from ..runtime.positions import SEAL
 
 
@@ -91,6 +92,8 @@ def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], j
         else:
             continue
         sealed |= edit.value == SEAL
+        if record.format == 1 and edit.name in SINCE_FORMAT_2:
+            continue
         key = edit.target.attribute_map.get(edit.name, edit.name)
         found, meant = said.get(key), edit.value
         if key not in said and said is section is not raw:  # sections leave out what their class says anyway

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from ..patching.checks import check_model, check_patch
 from ..patching.embedders import inner_model
 from ..patching.live import is_patched, refuse_unpatchable
 from ..patching.records import Record, flags_of, section_of
+from ..patching.seal import MARKS, NAME, sealed_config, sealed_weights
 from ..patching.sidecar import write_record
 from ..patching.sizes import own_length, stored_size
-from ..runtime.positions import SEAL
 from ..runtime.rotary import hushed
 from .adapters import load_adapter
 from .embedders import around, holds_embedder
@@ -122,7 +123,7 @@ def load(
 def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kwargs: Any) -> PreTrainedModel:
     raw = read_json(file)
     if "posenc" not in raw:
-        if raw.get("attn_implementation") == SEAL:
+        if sealed_config(raw) or sealed_weights(weight_files(where, hub)):
             raise PosencError(
                 f"{file} is sealed and has lost its 'posenc' record: how it knew positions is not known."
             )
@@ -132,8 +133,9 @@ def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kw
 
 def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[str, Any], kwargs: Any) -> Any:
     record = Record.from_dict(raw["posenc"])
+    refuse_unsealed(where, raw, record, weight_files(where, hub))
     kernel = kwargs.get("attn_implementation")
-    if raw.get("attn_implementation") == SEAL and kernel not in (None, "sdpa", "eager"):
+    if sealed_config(raw) and kernel not in (None, "sdpa", "eager"):
         raise PosencError(
             f"{where} works inside attention, through the 'sdpa' and 'eager' kernels, not {kernel!r}: name one of "
             "them, or none."
@@ -146,6 +148,21 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
     _load_parameters(model, where, hub)
     check_patch(model, record)
     return model
+
+
+def refuse_unsealed(where: str, raw: dict[str, Any], record: Record, names: Iterable[str]) -> None:
+    """Raise where config and weights do not agree on whether others may run them."""
+    said, found = sealed_config(raw), sealed_weights(names)
+    if said and not found and record.format > 1:
+        raise PosencError(
+            f"The weights in {where} lack their seal ({NAME}): they are not those that were saved with its "
+            f"{CONFIG}, or another tool has rewritten them. Save or patch the original anew."
+        )
+    if found and not said:
+        raise PosencError(
+            f"The weights in {where} are sealed, and its {CONFIG} has attn_implementation="
+            f"{raw.get('attn_implementation')!r}, which is no seal: they do not belong together."
+        )
 
 
 def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -> PreTrainedModel:
@@ -183,7 +200,7 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
 def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
     values = decoded(copy.deepcopy(raw))
-    for key in ("posenc", "attn_implementation", "auto_map"):
+    for key in ("posenc", "attn_implementation", "auto_map", *(MARKS if sealed_config(raw) else ())):
         values.pop(key, None)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:

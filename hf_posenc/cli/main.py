@@ -152,12 +152,23 @@ def merge(
     show(describe_checkpoint(out)[0])
 
 
+def reseal(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a checkpoint that an earlier version wrote.")],
+) -> None:
+    """Let every runtime but this one refuse a sealed checkpoint, also if an earlier version wrote it."""
+    from ..checkpoints.reseal import reseal as reseal_checkpoint
+
+    done = reseal_checkpoint(path)
+    print(f"{path} is sealed now." if done else f"{path} needs nothing: it is sealed, or others load it right.")
+
+
 for _command, _short in (
     (schemes, "List every scheme and where it works."),
     (families, "List the families of models."),
     (patch, "Write a patched copy of a checkpoint."),
     (describe, "Tell what a checkpoint does with positions."),
     (merge, "Write an adapter and its base as one model."),
+    (reseal, "Make an old sealed checkpoint safe."),
 ):
     app.command(short_help=_short)(answering(_command))
 app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(answering(eval_command))

@@ -13,6 +13,7 @@ from .grades import is_sealed
 from .live import bare, journal_of, record_of
 from .records import Record
 from .rope_config import rotary_faults
+from .seal import seal_faults
 from .sizes import size_faults
 from .tables import table_faults
 
@@ -67,4 +68,5 @@ def patch_faults(where: Places, record: Record) -> list[str]:
         faults += rotary_faults(stack, groups, effects, sealed)
         faults += attention_faults(stack, patched, effects, record.geometries)
         faults += table_faults(stack, first)
+    faults += seal_faults(where.model)
     return list(dict.fromkeys(faults))

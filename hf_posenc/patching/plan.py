@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from ..errors import PosencError
 from ..families import Places
-from ..runtime.positions import SEAL
 from ..schemes import Scheme
 from .attention import attention_edits, stranger_edits
 from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed
 from .records import Geometries, Record, family_from_outside, original_values
 from .rope_config import rotary_edits
+from .seal import seal_edits
 from .sidecar import before_state_dict
 from .sizes import promised_size, size_edits
 from .tables import table_edits
@@ -32,7 +32,7 @@ def plan(
     1. The scheme says what it contributes to each group of layers (`Scheme.effect_on`).
     2. The config is told how far positions reach, and which kinds of them there are (`sizes`).
     3. Each stack gets its table (`tables`), rotary modules (`rope_config`) and work in attention (`attention`).
-    4. Where plain transformers cannot run the result, the config is sealed, so that it refuses.
+    4. Where plain transformers cannot run the result, config and weights are sealed, so that all others refuse.
     5. The config keeps a record of it all, and the model this journal, to undo it with.
 
     `loaded`: the model has just been loaded from a checkpoint of itself patched, and its tables hold what that says.
@@ -57,7 +57,7 @@ def plan(
                 edits += rotary_edits(stack, groups, effects, geometries, reach, sealed)
             edits += attention_edits(stack, groups, effects, geometries)
     if sealed:
-        edits.append(Swap(where.model.config, "attn_implementation", SEAL))  # what config.json will say
+        edits += seal_edits(where.model)
         edits += stranger_edits(where)
     edits.append(Swap(where.model.config, "posenc", record.to_dict()))
     edits.append(Hook(where.model, before_state_dict, before="state dict"))

@@ -18,7 +18,8 @@ from ..schemes.frequencies import PRESENT, present_frequencies
 
 Geometries = dict[str, Geometry]
 """By group of layers; "" where a model has just one."""
-FORMAT = 1
+FORMAT = 2
+"""From 2 on the weights of what is sealed hold a seal (`seal.py`)."""
 KEYS = ("format", "scheme", "options", "geometry", "original")
 REQUIRES = "requires"
 """The key for what a record needs that is not of this package, and who registered it; left out where there is none."""
@@ -34,6 +35,8 @@ class Record:
     """The config values that the patch replaced."""
     family: tuple[str, Origin] | None = dataclasses.field(default=None, compare=False)
     """The model's family, and who registered it; None where it is one of this package."""
+    format: int = dataclasses.field(default=FORMAT, compare=False)
+    """Of the file that it was read from."""
 
     @property
     def geometry(self) -> Geometry:
@@ -95,7 +98,7 @@ class Record:
         registrar = Origin.from_dict(needed["scheme"]) if "scheme" in needed else None
         scheme = SCHEMES.meant(data["scheme"], registrar).from_options(data["options"])
         family = read_family(needed["family"]) if "family" in needed else None
-        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), family)
+        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), family, version)
 
 
 def family_from_outside(family: Family) -> tuple[str, Origin] | None:

@@ -132,7 +132,20 @@ def rotary_with(rotations: Rotations, site: RotarySite) -> Any:
             raise UnsupportedCell(f"{type(own).__name__} cannot scale attention, which this scheme does.")
     if hasattr(copied, "rope_type"):
         keep_frequencies(copied, rotations)
+    if hasattr(copied, "rope_init_fn"):
+        copied.rope_init_fn, copied.config = OwnFrequencies(copied), copy.copy(own.config)
+        copied.config.rope_parameters = {**own.config.rope_parameters, "rope_type": "default"}
     return copied
+
+
+class OwnFrequencies:
+    """Answers a rotary module that asks its config for frequencies in each pass (PhiMoE) with those that it holds."""
+
+    def __init__(self, module: Any):
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, float]:
+        return self.module.inv_freq, self.module.attention_scaling
 
 
 def keep_frequencies(module: Any, layer_types: Iterable[str]) -> None:
@@ -154,13 +167,7 @@ def rotary_edits(
     them. Where those cannot say it, a `rope_type` that nobody knows."""
     rotations = {group.layer_type: _fixed_rotation(effects[group.name]) for group in groups}
     if sealed:
-        parameters = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), "rope_type": SEALED} for t in rotations}
-        refusal = config_with(stack.config, parameters)
-        if isinstance(refusal, str):
-            raise UnsupportedCell(
-                f"A checkpoint of this could not be marked as one that only hf_posenc can load: the config of "
-                f"{stack.config.model_type!r} models refuses a RoPE that it does not know ({refusal})."
-            )
+        parameters = sealed_parameters(stack, rotations)
         modules = [rotary_with(rotations, site) for site in stack.rotaries]
     else:
         ways = rope_parameters_for(stack, groups, effects, geometries, reach)
@@ -172,6 +179,15 @@ def rotary_edits(
         device = next(iter(site.module.buffers())).device
         edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed)))
     return edits
+
+
+def sealed_parameters(stack: Stack, layer_types: Iterable[str]) -> Parameters:
+    """Rope parameters that nobody can build. Phi's configs take none that they do not know; theirs stay as they were.
+
+    The other marks of a seal are enough: these are for who forces his way past all of them.
+    """
+    unknown = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), "rope_type": SEALED} for t in layer_types}
+    return {} if isinstance(config_with(stack.config, unknown), str) else unknown
 
 
 def _fixed_rotation(effect: Effect) -> Rotation | None:
@@ -279,7 +295,8 @@ def _frequency_faults(group: Group, site: RotarySite, effect: Effect | None, sea
     if not torch.allclose(live, wanted, rtol=1e-5, atol=STILL):
         return ["the rotation is not switched off" if sealed else "the live frequencies are not those of the scheme"]
     if sealed:  # such a config cannot be built anew by transformers; layers that are left alone are as they were
-        return [] if effect is None or kind == SEALED else ["the config does not say that its rotation is sealed"]
+        marked = effect is None or kind == SEALED or not sealed_parameters(group.stack, [layer_type])
+        return [] if marked else ["the config does not say that its rotation is sealed"]
     fresh = rotary_from(group.stack.config, site.own)
     half = live_frequencies(site, layer_type).dtype != torch.float32
     faults, new = [], getattr(fresh, site.buffers[layer_type], torch.zeros(0)).to(live.device)

@@ -1,0 +1,77 @@
+"""Checkpoints of earlier versions, sealed as those of this one are."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from ..errors import PosencError
+from ..patching.records import FORMAT, Record
+from ..patching.seal import MARKS, NAME, Seal, sealed_config, sealed_weights
+from .files import CONFIG, INDEX, find, read_json
+from .save_load import model_class_of, weight_files
+from .staging import STAGE
+from .tensors import rewritten
+
+
+def reseal(path: str | os.PathLike[str]) -> bool:
+    """Seal the patched checkpoint in a directory, in place, as this version would; False if it needs nothing.
+
+    Checkpoints that any transformers loads right are not sealed. At every moment the directory holds a checkpoint that
+    loads: files are made beside the old ones and replace them one by one, each of them fit for those that follow.
+    """
+    folder = Path(os.fspath(path))
+    if not folder.is_dir():
+        raise PosencError(f"{folder} is not a directory: a checkpoint to seal must be on this disk.")
+    raw = _config(folder)
+    record, files = Record.from_dict(raw["posenc"]), weight_files(str(folder), {})
+    if not sealed_config(raw) or (record.format == FORMAT and sealed_weights(files)):
+        return False
+    stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=folder))
+    try:
+        made = _sealed_files(folder, stage, raw, files)
+        for file in made:
+            shutil.copymode(folder / file.name, file)
+            os.replace(file, folder / file.name)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return True
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = find(str(folder), CONFIG, {})
+    raw = read_json(file) if file is not None else {}
+    if "posenc" not in raw:
+        raise PosencError(f"{folder} holds no patched checkpoint: there is nothing to seal.")
+    return raw
+
+
+def _sealed_files(folder: Path, stage: Path, raw: dict[str, Any], files: dict[str, str]) -> list[Path]:
+    """New files for a checkpoint, in the order in which they may take the place of the old ones."""
+    made = []
+    if not sealed_weights(files):
+        home = min(set(files.values()), key=os.path.getsize)  # the cheapest to copy
+        prefix = model_class_of(raw, None).base_model_prefix + "."
+        name = f"{prefix if any(key.startswith(prefix) for key in files) else ''}{NAME}.weight"
+        with safe_open(home, framework="pt") as stored:
+            like = stored.get_tensor(next(iter(stored.keys())))
+        made.append(stage / os.path.basename(home))
+        rewritten(home, made[0], {name: Seal(like).weight}, [])
+        if (folder / INDEX).exists():
+            index = read_json(str(folder / INDEX))
+            index["weight_map"][name] = os.path.basename(home)
+            made.append(_written(stage / INDEX, index))
+    config = {**raw, **copy.deepcopy(MARKS), "posenc": {**raw["posenc"], "format": FORMAT}}
+    return [*made, _written(stage / CONFIG, config)]
+
+
+def _written(file: Path, data: dict[str, Any]) -> Path:
+    file.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return file

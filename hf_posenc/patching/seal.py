@@ -1,0 +1,68 @@
+"""The marks of what only this package can run: in the config for transformers, in the weights for all others.
+
+Runtimes that pass over what a config says of attention and RoPE still place every tensor of a checkpoint: they meet
+one that they have no place for, and refuse.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..compat.pytorch import Stored
+from ..runtime.positions import SEAL
+from .edits import Swap
+
+NAME = "posenc_seal"
+MARKS: dict[str, Any] = {
+    "attn_implementation": SEAL,
+    "experts_implementation": SEAL,  # looked at in every model, also where another attention is asked for
+    "pruned_heads": {SEAL: []},  # transformers 4 reads no attention from here; it wants numbers of heads
+}
+"""What `config.json` of a sealed model says, so that any transformers refuses it, and prints it."""
+SINCE_FORMAT_2 = ("experts_implementation", "pruned_heads")
+
+
+class Seal(Stored):
+    """One number on the base model, which is saved, moved and cast with it, and takes part in nothing."""
+
+    weight: Tensor
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        self.weight = nn.Buffer(torch.ones(1, dtype=dtype, device=like.device))
+
+    def before_loading(self, state: dict[str, Any], prefix: str) -> None:
+        """Weights of the unpatched model, which have no seal, may be put into a patched one."""
+        state.setdefault(prefix + "weight", self.weight)
+
+
+def seal_edits(model: PreTrainedModel) -> list[Swap]:
+    """Seals a model, on the device and in the dtype of its first weights."""
+    like = next(model.base_model.parameters())
+    marks = [Swap(model.config, name, copy.deepcopy(value)) for name, value in MARKS.items()]
+    return [*marks, Swap(model.base_model, NAME, Seal(like))]
+
+
+def seal_faults(model: PreTrainedModel) -> list[str]:
+    """Where a live model is not sealed as its config says."""
+    said = getattr(model.config, "attn_implementation", None) == SEAL
+    if said == isinstance(getattr(model.base_model, NAME, None), Seal):
+        return []
+    return [f"the base model has lost its {NAME!r}" if said else f"the scheme needs no {NAME!r}"]
+
+
+def sealed_config(raw: dict[str, Any]) -> bool:
+    """Whether a config.json says that only this package can run its model."""
+    return raw.get("attn_implementation") == SEAL
+
+
+def sealed_weights(names: Iterable[str]) -> bool:
+    """Whether a seal is among the names of weights, with the prefix of a base model or without."""
+    return any(NAME in name.split(".") for name in names)
