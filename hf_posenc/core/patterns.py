@@ -23,6 +23,10 @@ class Zone(NamedTuple):
     key: Tensor
     seen: Tensor
     """(batch or 1, queries, keys)."""
+    kept: bool = False
+    """Whether `key` is where caches keep their keys rotated to (`Pattern.kept`)."""
+    still: bool = False
+    """Whether all keys stand at 0: they are not rotated at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,10 @@ class Pattern:
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         raise NotImplementedError
+
+    def kept(self, positions: Tensor) -> Tensor | None:
+        """Where keys stand as a query far away sees them: caches keep them rotated so, where that is not at 0."""
+        return None
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query may see a key at all, in some zone."""
@@ -65,8 +73,12 @@ class Far:
     first: int | None = None
     """Only keys at the first so many positions are seen there; None for all."""
 
+    @property
+    def still(self) -> bool:
+        return self.divisor == math.inf
+
     def key(self, positions: Tensor) -> Tensor:
-        if math.isinf(self.divisor):
+        if self.still:
             return torch.zeros_like(positions, dtype=torch.float32)
         mapped = positions.float() / self.divisor
         return mapped.floor() if self.whole else mapped
@@ -92,9 +104,18 @@ class Banded(Pattern):
         if self.far is None:
             return
         early = True if self.far.first is None else (key < self.far.first)[:, None, :]
-        yield Zone(self.far.query(query), self.far.key(key), (apart >= self.window) & early)
+        keys, kind = self.far.key(key), (self._keeps, self.far.still)
+        yield Zone(self.far.query(query), keys, (apart >= self.window) & early, *kind)
         if not self.causal:
-            yield Zone(self.far.query(query, -1), self.far.key(key), (apart <= -self.window) & early)
+            yield Zone(self.far.query(query, -1), keys, (apart <= -self.window) & early, *kind)
+
+    @property
+    def _keeps(self) -> bool:
+        """A few first keys are rotated anew in no time."""
+        return self.far is not None and self.far.first is None and not self.far.still
+
+    def kept(self, positions: Tensor) -> Tensor | None:
+        return self.far.key(positions) if self.far is not None and self._keeps else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +132,12 @@ class Chunked(Pattern):
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         place, at = query % self.chunk, key % self.chunk
         back = self._apart(query // self.chunk, key // self.chunk)
-        yield Zone(place, at, (back == 0) & (self._apart(query, key) >= 0))
-        yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1)
-        yield Zone(torch.full_like(query, self.reach - 1), at, back > 1)
+        yield Zone(place, at, (back == 0) & (self._apart(query, key) >= 0), kept=True)
+        yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1, kept=True)
+        yield Zone(torch.full_like(query, self.reach - 1), at, back > 1, kept=True)
+
+    def kept(self, positions: Tensor) -> Tensor | None:
+        return positions % self.chunk
 
 
 @dataclass(frozen=True, kw_only=True)

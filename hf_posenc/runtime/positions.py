@@ -272,6 +272,8 @@ def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None)
         call.tracked = positions
         if isinstance(shared.rotation, FollowingRotation):
             _prepare_stage(call, shared, rows, link.first)
+        elif shared.pattern is not None and shared.late and positions.shape[1] <= FEW:
+            call.reading = _reading(shared)
 
 
 def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> None:
@@ -292,6 +294,19 @@ def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> Non
         return rotate(keys, angles if at.shape[1] == length else shared.angles(at, stage), shared.layout)
 
     call.reading = Reading((rotation, shared.layout), derive, stage.expand(rows))
+
+
+def _reading(shared: Positions) -> Reading | None:
+    """How a cache keeps keys for zones that all of them come to be in."""
+    pattern = shared.pattern
+    assert pattern is not None
+    if torch.compiler.is_compiling() or pattern.kept(shared.inv_freq.new_zeros(1, 1)) is None:
+        return None
+
+    def derive(keys: Tensor, at: Tensor) -> Tensor:
+        return rotate(keys, shared.angles(pattern.kept(at)), shared.layout)  # type: ignore[arg-type]
+
+    return Reading((shared.rotation, pattern, shared.layout), derive)
 
 
 def _prepare_to_forget(call: Call, shared: Positions, layer: Any, rows: int, mask: Tensor | None) -> None:

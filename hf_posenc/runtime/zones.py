@@ -13,19 +13,20 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..core.patterns import Pattern
-from . import triangles
+from . import few, triangles
 from .calls import Call
-from .positions import Positions, rotate
+from .positions import FEW, Positions, rotate
 
 BLOCK = 256
 """Queries whose scores are in memory at once."""
 
 
 class Work(NamedTuple):
-    """One attention call, with all heads of keys written out."""
+    """One attention call."""
 
     query: Tensor
     key: Tensor
+    """With as many heads as the model has of keys; written out for all heads where scores are made in blocks."""
     value: Tensor
     mask: Tensor | None
     """Additive or of truth values, (batch, 1 or heads, queries, keys)."""
@@ -39,6 +40,8 @@ class Work(NamedTuple):
     softcap: float | None
     sinks: Tensor | None
     """A number per head that takes part in every softmax and has no value."""
+    read: Tensor | None
+    """The keys as the cache keeps them, rotated to where `pattern.kept` says."""
 
 
 def attend_in_zones(
@@ -57,7 +60,7 @@ def attend_in_zones(
     """`weighs`: whether the attention weights are wanted too."""
     pattern = shared.pattern
     assert pattern is not None
-    length, groups = query.shape[2], query.shape[1] // key.shape[1]
+    length, stored = query.shape[2], key
     if mask is None and causal and key.shape[2] > length > 1 and not shared.forgets:
         # an empty static cache: what follows the queries is not there yet
         key, value = key[:, :, :length], value[:, :, :length]
@@ -65,8 +68,8 @@ def attend_in_zones(
     scaling = kwargs.get("scaling")
     work = Work(
         query=query,
-        key=repeat_kv(key, groups),
-        value=repeat_kv(value, groups),
+        key=key,
+        value=value,
         mask=mask,
         at=at,
         keys_at=keys_at,
@@ -76,14 +79,18 @@ def attend_in_zones(
         dropout=kwargs.get("dropout", 0.0) if module.training else 0.0,
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
+        read=call.keys_read(stored),
     )
     sharper = pattern.sharpness(_text_length(work))
     if sharper is not None:
         work = work._replace(query=query * sharper[:, None, :, None].to(query.dtype))
     if not weighs and mask is None and _plain(work) and call.without_gaps(False):
-        output = triangles.attend(work)
+        groups = query.shape[1] // key.shape[1]
+        output = triangles.attend(work._replace(key=repeat_kv(key, groups), value=repeat_kv(value, groups)))
         return output.transpose(1, 2).contiguous(), None
-    return _in_blocks(work, causal and mask is None, weighs)
+    if not weighs and length <= FEW and few.fits(work):
+        return few.attend(work).transpose(1, 2).contiguous(), None
+    return in_blocks(work, causal and mask is None, weighs)
 
 
 def _text_length(work: Work) -> Tensor:
@@ -107,8 +114,10 @@ def _plain(work: Work) -> bool:
     return square and bare and cpu and fits and bool((work.at[:, 0] == 0).all())
 
 
-def _in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:
-    length = work.query.shape[2]
+def in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:
+    """Any pattern, mask and device; in training each block is computed again for its gradient."""
+    length, groups = work.query.shape[2], work.query.shape[1] // work.key.shape[1]
+    work = work._replace(key=repeat_kv(work.key, groups), value=repeat_kv(work.value, groups))
     starts = range(0, length, length if weighs else BLOCK)
     run: Callable[..., tuple[Tensor, Tensor | None]] = partial(_block, work, causal, weighs)
     if torch.is_grad_enabled() and len(starts) > 1:
