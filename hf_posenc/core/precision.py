@@ -23,7 +23,7 @@ def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tu
             setattr(module, name, buffer.to(moved.device))
     for name, data in trained.items():
         parameter = getattr(module, name)
-        if data.dtype == torch.float32 and parameter.dtype != torch.float32:
+        if data.dtype == torch.float32 and parameter.dtype != torch.float32 and name not in cast:
             parameter.data = data.to(parameter.device)
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.float()
@@ -33,9 +33,19 @@ class Fp32Buffers(nn.Module):
     """A module whose fp32 buffers, and parameters of its own, follow the model's device but not its dtype."""
 
     follows_dtype: tuple[str, ...] = ()
-    """Buffers that are cast all the same."""
+    """Buffers and parameters that are cast with the model all the same."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         parent = super()._apply
         apply_but_keep_fp32(self, lambda: parent(fn, recurse), self.follows_dtype)
         return self
+
+
+def kept_in_fp32(model: nn.Module) -> set[str]:
+    """The names of a model's parameters and buffers that stay in fp32 when it is cast."""
+    found = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Fp32Buffers):
+            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            found |= {f"{path}.{name}".lstrip(".") for name, _ in own if name not in module.follows_dtype}
+    return found

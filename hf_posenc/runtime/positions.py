@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from ..core.biases import Bias
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
 from ..core.precision import Fp32Buffers
@@ -146,7 +147,7 @@ class Link:
         return positions if positions.shape in ((1, states.shape[1]), states.shape[:2]) else None
 
     @property
-    def bias(self) -> nn.Module | None:
+    def bias(self) -> Bias | None:
         return getattr(self.root, "posenc_bias" + self.suffix, None)
 
 
