@@ -182,6 +182,12 @@ def test_a_compiled_model_leads_back_to_the_model():
     assert pytorch.uncompiled(compiled) is layer and pytorch.uncompiled(layer) is layer
 
 
+def test_a_device_refuses_what_does_not_hold():
+    pytorch.assert_later(torch.tensor(True), "said")
+    with pytest.raises(RuntimeError, match="said"):
+        pytorch.assert_later(torch.tensor(False), "said")
+
+
 def test_a_parameter_is_found_behind_a_property():
     class Rounds(nn.Linear):
         weight = property(lambda self: pytorch.parameter_of(self, "weight").bfloat16())

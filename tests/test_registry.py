@@ -52,7 +52,7 @@ def forget(monkeypatch):
     """What a test registers or finds is gone after it."""
     for registry in (SCHEMES, FAMILIES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-        monkeypatch.setattr(registry, "_modules", dict(registry._modules))
+        monkeypatch.setattr(registry, "_homes", dict(registry._homes))
         monkeypatch.setattr(registry.plugins, "faults", {})
         monkeypatch.setattr(registry.plugins, "_done", set())
     modules = set(sys.modules)

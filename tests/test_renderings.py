@@ -161,16 +161,21 @@ def test_all_agree_on_models(kind, scheme):
 
 
 def test_which_is_chosen():
-    """Cheapest first: the row on a causal CPU call, columns behind a mask, the view for distances, else blocks."""
+    """Cheapest first: the row on a causal CPU call, columns behind a mask, the view for distances and in training."""
     mask = torch.ones(2, 1, 40, 40, dtype=torch.bool).tril()
     chosen = {
         "row": request(bias_of("alibi", True), True),
         "columns": request(bias_of("alibi", True), True, mask=mask),
         "toeplitz": request(bias_of("t5", False), False),
-        "blocks": request(bias_of("t5", True).requires_grad_(True), True),
+        "blocks": request(bias_of("t5", True), True, positions=torch.arange(40)[None] * 2),
     }
     for name, r in chosen.items():
         assert renderings.choose(r, None) is RENDERINGS[name], name
+    for r in (
+        request(bias_of("t5", True).requires_grad_(True), True),
+        request(bias_of("alibi", True), True, grad=True),
+    ):
+        assert renderings.choose(r, None) is RENDERINGS["toeplitz"]
     few = request(bias_of("alibi", True), True, length=4)
     assert renderings.choose(few, None) is RENDERINGS["blocks"]
 

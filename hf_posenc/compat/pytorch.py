@@ -70,6 +70,11 @@ def is_compiled(model: Any) -> bool:
     return hasattr(model, "_orig_mod")
 
 
+def assert_later(holds: Tensor, message: str) -> None:
+    """Raise once the device knows that this does not hold: a compiled graph cannot stop to look."""
+    torch._assert_async(holds, message)
+
+
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
     """A parameter as a module holds it, whatever its class gives out under that name."""
     held = module._parameters[name]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from .biases import Bias
 from .patterns import Pattern
 from .precision import Fp32Buffers
 from .tables import ComputedTable, LearnedTable
@@ -191,9 +192,8 @@ class Effect:
 
     table: TableSource | OwnGrid | None = None
     rotation: Rotation | CoordinateRotation | None = None
-    bias: nn.Module | None = None
-    """`bias(query_positions, key_positions)` -> (batch, heads, queries, keys), in fp32; `by_distance(key - query)`
-    -> (heads, distances); `key_slopes`: per head, if behind a causal mask it is slope * key position, else None."""
+    bias: Bias | None = None
+    """What is added to the scores of a query and a key; None for nothing."""
     pattern: Pattern | None = None
     """Which keys are seen, and at what distances; None for all, at their own."""
     forgets: bool = False

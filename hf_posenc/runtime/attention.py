@@ -15,16 +15,22 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from ..compat.pytorch import assert_later
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
 from . import kernels
 from .calls import Call
 from .grids import GridLink
 from .kernels import is_causal
-from .positions import PREFIX, Positions, rotate
-from .renderings import mask_rows
+from .masks import in_order, mask_rows, shown, sight
+from .positions import PREFIX, Link, Positions, rotate
 from .zones import attend_in_zones
 
+LOOKS_AHEAD = (
+    "The attention mask lets tokens see ahead (a prefix, the tokens of an image), and this scheme chooses among keys "
+    "that came before. Give a causal mask, or patch the model with a scheme that heeds any mask: one that rescales "
+    "RoPE, 'alibi', 't5'."
+)
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 Output = tuple[Tensor, Tensor | None]
 
@@ -57,34 +63,57 @@ def attend(
         mask, grid = link.unpacked(attention_mask)
         return kernel(module, *link.rotate(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
-    shared: Positions = link.shared
-    bias = link.bias
+    device = query.device.type
+    if not torch.is_autocast_enabled(device) or (kernel is kernels.eager and link.shared.pattern is None):
+        return _attend(kernel, module, link, query, key, value, attention_mask, posenc_call, **kwargs)
+    # As torch's own attention does there: all in one type, and nothing is cast on the way.
+    query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
+    with torch.autocast(device, enabled=False):
+        return _attend(kernel, module, link, query, key, value, attention_mask, posenc_call, **kwargs)
+
+
+def _attend(
+    kernel: Kernel,
+    module: nn.Module,
+    link: Link,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    **kwargs: Any,
+) -> Output:
+    shared = link.shared
     if shared.pattern is not None:
-        unpadded = shared.forgets and posenc_call.first_query is None  # the mask knows nothing of what was dropped
-        return attend_in_zones(
-            module,
-            query,
-            key,
-            value,
-            None if unpadded else attention_mask,
-            posenc_call,
-            shared,
-            causal=is_causal(module, kwargs),
-            weighs=kernel is kernels.eager,
-            **kwargs,
-        )
-    if posenc_call.stage is not None:
-        query, key = _in_one_stage(query, key, posenc_call, shared)
-    elif posenc_call.angles is not None:
-        of_query, of_key = posenc_call.angles
+        causal = is_causal(module, kwargs)
+        if shared.pattern.causal and mask is not None:
+            _refuse_to_look_ahead(mask, call, key.shape[2])
+        unpadded = shared.forgets and call.first_query is None  # the mask knows nothing of what was dropped
+        given = (query, key, value, None if unpadded else mask, call, shared)
+        return attend_in_zones(module, *given, causal=causal, weighs=kernel is kernels.eager, **kwargs)
+    if call.stage is not None:
+        query, key = _in_one_stage(query, key, call, shared)
+    elif call.angles is not None:
+        of_query, of_key = call.angles
         query = rotate(query, of_query, shared.layout)
-        key = rotate(key, of_key, shared.layout) if posenc_call.stored is None else key
+        key = rotate(key, of_key, shared.layout) if call.stored is None else key
     elif shared.late:
-        return _attend_in_stages(kernel, module, query, key, value, attention_mask, posenc_call, shared, **kwargs)
-    if bias is None:
-        return kernel(module, query, key, value, attention_mask, **kwargs)
-    extra = {"bias": bias, "call": posenc_call, "rendering": shared.rendering}
-    return kernel(module, query, key, value, attention_mask, **extra, **kwargs)
+        return _attend_in_stages(kernel, module, query, key, value, mask, call, shared, **kwargs)
+    if link.bias is None:
+        return kernel(module, query, key, value, mask, **kwargs)
+    extra = {"bias": link.bias, "call": call, "rendering": shared.rendering}
+    return kernel(module, query, key, value, mask, **extra, **kwargs)
+
+
+def _refuse_to_look_ahead(mask: Tensor, call: Call, keys: int) -> None:
+    """Raise where a mask lets a token see ahead and the pattern would take that away."""
+    if torch.compiler.is_compiling():
+        query, key = call.query, call.key(keys)
+        if key.shape[1] == mask.shape[3]:
+            ahead = in_order(query)[:, :, None] & (key[:, None, :] > query[:, :, None])
+            assert_later(~(shown(mask) & ahead[:, None]).any(), LOOKS_AHEAD)
+    elif not sight(mask, False, call, keys).earlier:
+        raise PosencError(LOOKS_AHEAD)
 
 
 def _in_one_stage(query: Tensor, key: Tensor, call: Call, shared: Positions) -> tuple[Tensor, Tensor]:
@@ -111,7 +140,9 @@ def _attend_in_stages(
     assert isinstance(shared.rotation, FollowingRotation)
     causal = is_causal(module, kwargs)
     queries, keys = (p.expand(query.shape[0], -1) for p in (call.query, call.key(key.shape[2])))
-    stage = shared.rotation.stage(_visible(queries, keys, mask, causal))
+    ahead = causal and mask is not None and not torch.compiler.is_compiling()
+    ahead = ahead and not sight(mask, False, call, key.shape[2]).earlier
+    stage = shared.rotation.stage(_visible(queries, keys, mask, causal, ahead))
 
     def rotated(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
         q = rotate(query[:, :, part], shared.angles(queries[:, part], now), shared.layout)
@@ -143,15 +174,18 @@ def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:
     return outputs, every
 
 
-def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool, ahead: bool) -> Tensor:
     """How many tokens each query sees of its text: up to itself, or to the last one that the mask lets through."""
-    if causal:
+    if causal and not ahead:
         return queries + 1
     if mask is None:
         return (keys.amax(-1, keepdim=True) + 1).expand_as(queries)
-    seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
+    seen = shown(mask)[:, 0]
+    last = torch.where(seen, keys[:, None], -1).amax(-1)
+    if causal:  # positions there do not count padding
+        return torch.maximum(queries, last) + 1
     first = torch.where(seen.any(1), keys, keys.amax() + 1).amin(-1)[:, None]  # padding in front is no text
-    return torch.where(seen, keys[:, None], -1).amax(-1) + 1 - first
+    return last + 1 - first
 
 
 for _name, _kernel, _mask in (("sdpa", kernels.sdpa, sdpa_mask), ("eager", kernels.eager, eager_mask)):

@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..compat.models import own_eager
+from ..core.biases import Bias
 from .calls import Call
-from .renderings import Request, add_mask, choose
+from .gradients import precision
+from .masks import add_mask
+from .renderings import Request, choose
 
 
 def is_causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
@@ -29,7 +32,7 @@ def sdpa(
     value: Tensor,
     mask: Tensor | None,
     *,
-    bias: nn.Module | None = None,
+    bias: Bias | None = None,
     call: Call | None = None,
     rendering: str | None = None,
     scaling: float | None = None,
@@ -55,7 +58,7 @@ def eager(
     value: Tensor,
     mask: Tensor | None,
     *,
-    bias: nn.Module | None = None,
+    bias: Bias | None = None,
     call: Call | None = None,
     rendering: str | None = None,
     scaling: float | None = None,
@@ -64,7 +67,7 @@ def eager(
 ) -> tuple[Tensor, Tensor]:
     """The family's own eager attention, sinks and caps and all, with the bias as a part of its mask."""
     if bias is not None and call is not None:
-        mask = add_mask(bias(call.query, call.key(key.shape[2])), mask, torch.float32)
+        mask = add_mask(bias(call.query, call.key(key.shape[2]), precision(query)), mask, torch.float32)
     elif mask is not None and mask.dtype == torch.bool:  # of a stage: eager attention adds its mask
         mask = add_mask(torch.zeros((), device=mask.device), mask, torch.float32)
     kwargs.pop("is_causal", None)

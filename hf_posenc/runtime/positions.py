@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
 from ..compat.models import attention_of
+from ..core.biases import Bias
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
 from ..core.precision import Fp32Buffers
@@ -181,7 +182,7 @@ class Link:
         return positions if positions.shape in ((1, states.shape[1]), states.shape[:2]) else None
 
     @property
-    def bias(self) -> nn.Module | None:
+    def bias(self) -> Bias | None:
         return getattr(self.root, "posenc_bias" + self.suffix, None)
 
 

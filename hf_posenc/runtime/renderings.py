@@ -7,7 +7,8 @@ fits, or the one that `set_rendering` asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from ..compat import pytorch
+from ..core.biases import Bias
 from ..errors import PosencError
+from . import flash, gradients, masks
 from .calls import Call
+from .gradients import BiasedAttention, Diagonals, Pairs, Plan, precision
+from .masks import Sight, add_mask, mask_rows
 
 BLOCK = 512
 """Queries whose bias is written out at once: memory is BLOCK * keys, never queries * keys."""
@@ -26,7 +30,8 @@ FEW = 16
 """Up to this many queries, writing out their bias costs less than any preparation of the keys."""
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True)
+class Request:
     """One attention call with a bias, as transformers would make it."""
 
     module: nn.Module
@@ -34,20 +39,50 @@ class Request(NamedTuple):
     key: Tensor
     value: Tensor
     mask: Tensor | None
-    bias: Any
+    bias: Bias
     call: Call
     scaling: float
     causal: bool
     """Whether query i sees keys 0..i, there being no mask that says so."""
     kwargs: dict[str, Any]
 
+    @cached_property
+    def sight(self) -> Sight:
+        """What is seen: shortcuts that are right only behind a causal mask ask here."""
+        return masks.sight(self.mask, self.causal, self.call, self.key.shape[2])
+
+    @property
+    def key_slopes(self) -> Tensor | None:
+        """Slopes m with which the bias is m * key position for all that is seen here; else None."""
+        slopes = self.bias.key_slopes
+        if slopes is None or (self.mask is not None and self.mask.dtype != torch.bool):
+            return None
+        if torch.compiler.is_compiling():  # whether positions rise is not known there, that a call is causal is
+            return slopes if self.causal else None
+        return slopes if self.sight.behind else None
+
+    @property
+    def first(self) -> int | None:
+        """The slot of the first query, where nothing in a later slot than a query's own is seen; else None."""
+        return 0 if self.causal else self.call.first_query if self.sight.earlier else None
+
     @property
     def dropout(self) -> float:
         return float(self.kwargs.get("dropout", 0.0))
 
     @property
+    def trains(self) -> bool:
+        inputs = self.query.requires_grad or self.key.requires_grad or self.value.requires_grad
+        return torch.is_grad_enabled() and (inputs or self.trains_bias)
+
+    @property
     def trains_bias(self) -> bool:
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.bias.parameters())
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What the bias is wanted in."""
+        return precision(self.query)
 
 
 class Rendering(NamedTuple):
@@ -61,16 +96,6 @@ def sdpa(request: Request, query: Tensor, key: Tensor, value: Tensor, mask: Tens
     return sdpa_attention_forward(request.module, query, key, value, mask, **kwargs)[0]
 
 
-def add_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Bias and mask as one additive mask, in fp32."""
-    if mask is None:
-        return bias
-    if mask.dtype == torch.bool:
-        # Not -inf: a row of padding that sees nothing must not become NaN.
-        return torch.where(mask, bias, torch.finfo(dtype).min)
-    return (bias + mask).clamp(min=torch.finfo(dtype).min)
-
-
 def centred(positions: Tensor, last: Tensor) -> Tensor:
     """Positions counted from their middle: a row of scores does not see a constant, and small numbers round less."""
     return positions - torch.div(positions[:, :1] + last, 2, rounding_mode="floor")
@@ -80,19 +105,18 @@ def centred(positions: Tensor, last: Tensor) -> Tensor:
 
 
 def _row_fits(r: Request) -> bool:
-    plain = r.mask is None and r.causal and r.bias.key_slopes is not None and r.dropout == 0.0
-    square = r.query.shape[2] == r.key.shape[2] and r.query.shape[3] == r.value.shape[3]
-    return plain and square and r.query.device.type == "cpu" and r.query.dtype in pytorch.CPU_ATTENTION
+    plain = r.mask is None and r.causal and r.key_slopes is not None and r.dropout == 0.0
+    return plain and r.query.shape[2] == r.key.shape[2] and flash.fits(r.query, r.value)
 
 
 def _row(r: Request) -> Tensor:
+    assert r.key_slopes is not None
     positions = centred(r.call.key(r.key.shape[2]), r.call.query[:, -1:])
-    row = r.bias.key_slopes[None, :, None, None] * positions[:, None, None, :].float()
+    row = r.key_slopes[None, :, None, None] * positions[:, None, None, :].to(r.precision)
     groups = r.query.shape[1] // r.key.shape[1]
     key, value = repeat_kv(r.key, groups), repeat_kv(r.value, groups)
-    # The public function takes a mask or `is_causal`; the kernel behind it takes both, and then skips what is masked.
-    mask = row.expand(r.query.shape[0], r.query.shape[1], r.query.shape[2], -1)
-    output, _ = pytorch.cpu_attention(r.query, key, value, causal=True, scaling=r.scaling, mask=mask)
+    row = row.expand(r.query.shape[0], r.query.shape[1], r.query.shape[2], -1)
+    output, _ = flash.flash(r.query, key, value, row, True, r.scaling)
     return output.transpose(1, 2).contiguous()
 
 
@@ -104,7 +128,8 @@ def _columns(r: Request, shared: bool = False) -> Tensor:
     positions = r.call.key(r.key.shape[2])
     if not shared:  # by several processes: the middle of one part is not that of another
         positions = centred(positions, r.call.query[:, -1:])
-    q_columns, k_columns = exact_columns(r.bias.key_slopes / r.scaling, positions, r.query.dtype)
+    assert r.key_slopes is not None
+    q_columns, k_columns = exact_columns(r.key_slopes.to(r.precision) / r.scaling, positions, r.query.dtype)
     query = torch.cat([r.query, q_columns[None, :, None].expand(*r.query.shape[:3], -1)], -1)
     key = torch.cat([r.key, k_columns[:, None].expand(*r.key.shape[:3], -1)], -1)
     value = F.pad(r.value, (0, query.shape[-1] - size))  # kernels want one size for all three
@@ -136,66 +161,90 @@ def _parts(numbers: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
     return parts
 
 
-# --- toeplitz: a bias of the distance alone is one number per distance. With the keys in reverse order, query i and
-# key j' meet number i + j', so that the whole matrix is a view of those numbers with both strides one.
+# --- toeplitz: a bias of the distance alone is one number per distance. With the last query first, query i and key j
+# meet number i + j, so that the whole matrix is a view of those numbers with both strides one.
 
 
 def _toeplitz_fits(r: Request) -> bool:
-    cpu = r.query.device.type == "cpu" and r.dropout == 0.0 and not r.trains_bias
-    return cpu and r.call.without_gaps(r.mask is not None)
+    plain = r.query.device.type == "cpu" and r.dropout == 0.0
+    return plain and r.bias.of_distance and r.sight.gapless
 
 
 def _toeplitz(r: Request) -> Tensor:
     length, keys = r.query.shape[2], r.key.shape[2]
-    first = int(r.call.first_query or 0)
-    # number n is the bias at distance key - query = (keys - 1 - first) - n, for n = i + j'
-    distance = (keys - 1 - first) - torch.arange(length + keys - 1, device=r.key.device)
-    numbers = r.bias.by_distance(distance).contiguous()
-    if r.causal:
-        numbers = numbers.masked_fill(distance > 0, torch.finfo(torch.float32).min)
-    key, value = r.key.flip(2), r.value.flip(2)
-    mask = None if r.mask is None else r.mask.flip(3)
-    # A causal call goes in blocks, each over the keys that it can see; else one view does for all queries.
-    step = BLOCK if r.causal or mask is not None else length
-    outputs = []
-    for start in range(0, length, step):
-        end = min(start + step, length)
-        unseen = keys - (first + end) if r.causal else 0
-        rows = numbers.as_strided(
-            (1, len(numbers), end - start, keys - unseen), (0, numbers.shape[1], 1, 1), start + unseen
-        )
-        if mask is not None:
-            rows = add_mask(rows, mask[:, :, start:end], r.query.dtype)
-        rows = rows.expand(r.query.shape[0], -1, -1, -1)
-        part = (r.query[:, :, start:end], key[:, :, unseen:], value[:, :, unseen:])
-        outputs.append(sdpa(r, *part, rows, False))
+    plan = Plan(partial(Diagonals, length=length), gradients.attend, r.scaling, r.mask, first=r.first)
+    if r.trains:
+        output: Tensor = BiasedAttention.apply(plan, r.query, r.key, r.value, _numbers(r))
+        return output.transpose(1, 2).contiguous()
+    diagonals, outputs = plan.source(_numbers(r)), []
+    # Where queries see only what is before them, in blocks, each over the keys that it can see; else one view does.
+    for part in plan.parts(length, keys, length if r.first is None and r.mask is None else BLOCK):
+        here = slice(part.start, part.end)
+        mask = None if r.mask is None else r.mask[:, :, here, : part.keys].flip(2)
+        rows = add_mask(diagonals.rows(part), mask, r.query.dtype).expand(len(r.query), -1, -1, -1)
+        given = (r.query[:, :, here].flip(2), r.key[:, :, : part.keys], r.value[:, :, : part.keys])
+        outputs.append(sdpa(r, *given, rows, False).flip(1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _numbers(r: Request) -> Tensor:
+    """The bias at each distance between slots, from the last query to the first key on, (heads, distances)."""
+    first = 0 if r.causal else int(r.call.first_query or 0)
+    distance = torch.arange(1 - first - r.query.shape[2], r.key.shape[2] - first, device=r.key.device)
+    numbers = r.bias.numbers(distance, r.precision)
+    return (numbers.masked_fill(distance > 0, -torch.inf) if r.causal else numbers).contiguous()
 
 
 # --- flex: torch compiles the bias into one kernel. For GPUs, where it has not been measured; on a CPU the others win.
 
 
-def _flex(r: Request) -> Tensor:
-    from torch.nn.attention.flex_attention import create_block_mask
+def _flex_fits(r: Request) -> bool:
+    bools = r.mask is None or r.mask.dtype == torch.bool
+    return bools and r.dropout == 0.0 and r.bias.of_distance
 
-    length, keys = r.query.shape[2], r.key.shape[2]
-    of_query, of_key = r.call.query.expand(len(r.query), -1), r.call.key(keys).expand(len(r.query), -1)
-    numbers = r.bias.distances(of_query.device)
+
+def _flex(r: Request) -> Tensor:
+    # torch has no backward of it on a CPU, and elsewhere none that adds up the gradient of what is looked up.
+    if r.trains_bias or (r.trains and r.query.device.type == "cpu"):
+        flexed = partial(_flexed, r.bias, r.call, r.mask, r.causal, r.scaling)
+        output = _with_gradients(r, lambda plan, source, *tensors: flexed(*tensors))
+    else:
+        output, _ = _flexed(r.bias, r.call, r.mask, r.causal, r.scaling, r.query, r.key, r.value)
+    return output.transpose(1, 2).contiguous()
+
+
+def _flexed(
+    bias: Bias,
+    call: Call,
+    mask: Tensor | None,
+    causal: bool,
+    scaling: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and the logarithms of their sums."""
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+    length, keys = query.shape[2], key.shape[2]
+    of_query, of_key = call.query.expand(len(query), -1), call.key(keys).expand(len(query), -1)
+    first, last = int(of_key.min() - of_query.max()), int(of_key.max() - of_query.min())
+    numbers = bias.numbers(torch.arange(first, last + 1, device=query.device), precision(query))
 
     def score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + r.bias.at(numbers, h, of_key[b, j] - of_query[b, i])
+        return score + numbers[h, of_key[b, j] - of_query[b, i] - first]
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return i >= j if r.mask is None else r.mask[b, 0, i, j]
+        return i >= j if mask is None else mask.expand(len(query), query.shape[1], -1, -1)[b, h, i, j]
 
     block_mask = None
-    if r.mask is not None or r.causal:
-        block_mask = create_block_mask(seen, len(r.query), None, length, keys, device=str(r.query.device))
-    grouped = r.query.shape[1] != r.key.shape[1]
-    output = _compiled_flex(r.query.device.type)(
-        r.query, r.key, r.value, score_mod=score, block_mask=block_mask, scale=r.scaling, enable_gqa=grouped
-    )
-    return output.transpose(1, 2).contiguous()
+    if mask is not None or causal:
+        heads = None if mask is None or mask.shape[1] == 1 else query.shape[1]
+        block_mask = create_block_mask(seen, len(query), heads, length, keys, device=str(query.device))
+    given = {"score_mod": score, "block_mask": block_mask, "scale": scaling, "return_aux": AuxRequest(lse=True)}
+    run = _compiled_flex(query.device.type)
+    output, found = run(query, key, value, enable_gqa=query.shape[1] != key.shape[1], **given)
+    return output, found.lse
 
 
 @cache
@@ -205,22 +254,19 @@ def _compiled_flex(device: str) -> Any:
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
 
 
-def _flex_fits(r: Request) -> bool:
-    bools = r.mask is None or r.mask.dtype == torch.bool
-    trains = torch.is_grad_enabled() and r.query.device.type == "cpu"  # torch has no backward of it there
-    return bools and r.dropout == 0.0 and not r.trains_bias and not trains
-
-
-# --- blocks: any bias, for some queries at a time; in training each block is computed again for its gradient.
+# --- blocks: any bias, for some queries at a time.
 
 
 def _blocks(r: Request) -> Tensor:
+    if r.trains and r.dropout == 0.0 and not torch.compiler.is_compiling():
+        return _with_gradients(r, gradients.attend).transpose(1, 2).contiguous()
     length = r.query.shape[2]
     positions = r.call.key(r.key.shape[2])
+    first = r.first
 
     def block(start: int, end: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seen = end if r.causal else key.shape[2]
-        bias = r.bias(r.call.query[:, start:end], positions[:, :seen])
+        seen = key.shape[2] if first is None else min(first + end, key.shape[2])
+        bias = r.bias(r.call.query[:, start:end], positions[:, :seen], r.precision)
         rows = add_mask(bias, mask_rows(r.mask, start, end, seen, r.causal, query.device), query.dtype)
         rows = rows.to(query.dtype).expand(query.shape[0], -1, -1, -1)
         return sdpa(r, query[:, :, start:end], key[:, :, :seen], value[:, :, :seen], rows, False)
@@ -234,27 +280,25 @@ def _blocks(r: Request) -> Tensor:
     return torch.cat([run(s, min(s + BLOCK, length), r.query, r.key, r.value) for s in starts], 1)
 
 
-def mask_rows(
-    mask: Tensor | None, start: int, end: int, keys: int, causal: bool, device: torch.device
-) -> Tensor | None:
-    """The mask of queries start..end. No mask on a causal layer means that query i sees keys 0..i."""
-    if mask is not None:
-        return mask[:, :, start:end, :keys]
-    if not causal:
-        return None
-    rows, columns = torch.arange(start, end, device=device), torch.arange(keys, device=device)
-    return (columns <= rows[:, None])[None, None]
+def _with_gradients(r: Request, attend: gradients.Attend) -> Tensor:
+    """Attention that is trained: outputs as `attend` makes them, and gradients in blocks."""
+    trained = {name: p for name, p in r.bias.named_parameters() if p.requires_grad}
+    at = (r.call.query, r.call.key(r.key.shape[2]), r.precision)
+    plan = Plan(partial(Pairs, r.bias, tuple(trained), *at), attend, r.scaling, r.mask, r.causal, r.first)
+    output: Tensor = BiasedAttention.apply(plan, r.query, r.key, r.value, *trained.values())
+    return output
 
 
 RENDERINGS = {
     "row": Rendering(_row_fits, _row),
-    "columns": Rendering(lambda r: r.bias.key_slopes is not None, _columns),
-    "shared_columns": Rendering(lambda r: r.bias.key_slopes is not None, partial(_columns, shared=True)),
+    "columns": Rendering(lambda r: r.key_slopes is not None, _columns),
+    "shared_columns": Rendering(lambda r: r.key_slopes is not None, partial(_columns, shared=True)),
     "toeplitz": Rendering(_toeplitz_fits, _toeplitz),
     "flex": Rendering(_flex_fits, _flex),
     "blocks": Rendering(lambda r: True, _blocks),
 }
-"""In the order of preference; flex is for GPUs only, unless asked for, and shared columns come only when asked for."""
+"""In the order of preference, but for training; flex is for GPUs only, unless asked for, and shared columns come only
+when asked for."""
 
 
 def choose(request: Request, asked: str | None) -> Rendering:
@@ -269,4 +313,6 @@ def choose(request: Request, asked: str | None) -> Rendering:
         return RENDERINGS["blocks"]
     cpu = request.query.device.type == "cpu"
     names = [name for name in RENDERINGS if not (cpu and name == "flex")]
+    if request.trains:  # it has a backward of its own, which knows what is all but zero
+        names = ["toeplitz", *names]
     return next(RENDERINGS[name] for name in names if RENDERINGS[name].fits(request))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..core.biases import DistanceBias
 from ..core.effects import Effect, Geometry
-from ..core.precision import Fp32Buffers
 from .base import Scheme, register_scheme
 
 
@@ -20,8 +20,8 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     return tuple(regular + between[: num_heads - power])
 
 
-class LinearBias(Fp32Buffers):
-    """-slope * distance for every head, symmetric where a query sees both sides."""
+class LinearBias(DistanceBias):
+    """-slope * distance for every head, on both sides alike."""
 
     slopes: Tensor
 
@@ -30,28 +30,12 @@ class LinearBias(Fp32Buffers):
         self.causal = causal
         self.slopes = nn.Buffer(torch.tensor(values), persistent=False)
 
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        distance = (query[:, None, :, None] - key[:, None, None, :]).abs()
-        return self.slopes.view(-1, 1, 1) * -distance.float()
-
-    def by_distance(self, distance: Tensor) -> Tensor:
-        """The bias at each of these `key - query`, (heads, distances)."""
-        return self.slopes[:, None] * -distance.abs().float()
-
-    def distances(self, device: torch.device) -> Tensor:
-        """What `at` looks things up in, made once per call."""
-        return self.slopes.to(device)
-
-    def at(self, slopes: Tensor, head: Tensor, distance: Tensor) -> Tensor:
-        """The bias of one head at one `key - query`, for kernels that ask pair by pair."""
-        return slopes[head] * -distance.abs()
+    def by_distance(self, distances: Tensor) -> Tensor:
+        return self.slopes[:, None] * -distances.abs()
 
     @property
     def key_slopes(self) -> Tensor | None:
-        """Slopes m for which the bias is m * key position, up to a constant per query; None if there are none.
-
-        Behind a causal mask -m(i - j) and m*j differ only by -m*i, which the softmax of row i does not see.
-        """
+        """Of keys that are not ahead: -m(i - j) and m*j differ by -m*i, which the softmax of row i does not see."""
         return self.slopes if self.causal else None
 
     def extra_repr(self) -> str:

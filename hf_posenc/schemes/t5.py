@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..core.biases import DistanceBias
 from ..core.effects import Effect, Geometry
 from ..errors import PosencError
 from .base import Scheme, register_scheme
@@ -28,10 +29,10 @@ def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: boo
     return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
 
-class BucketBias(nn.Module):
+class BucketBias(DistanceBias):
     """A trainable number per bucket and head, shared by all layers."""
 
-    key_slopes = None
+    follows_dtype = ("weight",)
 
     def __init__(self, heads: int, buckets: int, max_distance: int, bidirectional: bool, std: float, seed: int):
         super().__init__()
@@ -39,23 +40,12 @@ class BucketBias(nn.Module):
         values = torch.randn(buckets, heads, generator=torch.Generator().manual_seed(seed)) * std
         self.weight = nn.Parameter(values)
 
-    def by_distance(self, distance: Tensor) -> Tensor:
-        """The bias at each of these `key - query`, (heads, distances)."""
-        return self.weight[bucket(distance, self.buckets, self.max_distance, self.bidirectional)].float().mT
-
-    def distances(self, device: torch.device) -> Tensor:
-        """What `at` looks things up in, made once per call: past max_distance nothing changes."""
-        return self.by_distance(torch.arange(-self.max_distance, self.max_distance + 1, device=device))
-
-    def at(self, table: Tensor, head: Tensor, distance: Tensor) -> Tensor:
-        """The bias of one head at one `key - query`, for kernels that ask pair by pair."""
-        return table[head, distance.clamp(-self.max_distance, self.max_distance) + self.max_distance]
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        # Buckets are found once per distance, not once per pair of tokens.
-        most, values = self.max_distance, self.distances(key.device)
-        distance = key[:, None, :] - query[:, :, None]
-        return values.mT[distance.clamp(-most, most) + most].movedim(-1, 1)
+    def by_distance(self, distances: Tensor) -> Tensor:
+        # Past max_distance nothing changes: each distance up to it is put into its bucket once.
+        most = self.max_distance
+        near = torch.arange(-most, most + 1, device=distances.device)
+        buckets = bucket(near, self.buckets, most, self.bidirectional)
+        return self.weight[buckets[distances.long().clamp(-most, most) + most]].mT
 
     def extra_repr(self) -> str:
         side = "bidirectional" if self.bidirectional else "causal"

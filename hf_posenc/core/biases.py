@@ -1,0 +1,69 @@
+"""What is added to the score of a query and a key because of where they stand.
+
+Subclass `DistanceBias` where the distance alone decides (ALiBi, T5, KERPLE): `by_distance` is all there is to write.
+Subclass `Bias` where the query's position counts as well (FIRE): `between` is all. Every way to render a bias, and its
+gradient, follows from these.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .precision import Fp32Buffers
+
+
+class Bias(Fp32Buffers):
+    """A number per head for each pair of a query and a key.
+
+    Parameters and buffers of its own stay in fp32 when the model is cast to half precision; those that should be cast
+    with the model are named in `follows_dtype`.
+    """
+
+    of_distance: bool = False
+    """Whether it is a function of `key - query` alone."""
+
+    @property
+    def key_slopes(self) -> Tensor | None:
+        """Slopes m, one per head, if the bias is m * key position up to a constant per query, for keys that are not
+        ahead of it; else None. It is then a channel more of q and k, wherever a mask shows nothing that is ahead."""
+        return None
+
+    def between(self, query: Tensor, key: Tensor) -> Tensor:
+        """The bias of queries and keys at these positions: (rows, queries), (rows, keys) -> (rows, heads, queries,
+        keys). Positions come as floating-point numbers, in the precision that the bias is wanted in."""
+        raise NotImplementedError(f"{type(self).__name__} must define between(query, key)")
+
+    def forward(self, query: Tensor, key: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The one way in, so that hooks on the module (of offloaded or sharded weights) run before it."""
+        return self.between(query.to(dtype), key.to(dtype)).to(dtype)
+
+    def numbers(self, distances: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What a bias of distance is at each `key - query`, (heads, distances)."""
+        found: Tensor = self(distances.new_zeros(1, 1), distances[None], dtype)
+        return found[0, :, 0]
+
+    def extra_repr(self) -> str:
+        own = [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]
+        return ", ".join(f"{name}={tuple(tensor.shape)}" for name, tensor in own)
+
+
+class DistanceBias(Bias):
+    """A bias that the distance alone decides."""
+
+    of_distance = True
+
+    def by_distance(self, distances: Tensor) -> Tensor:
+        """The bias at each of these `key - query`, (heads, distances). Distances come as floating-point numbers, in
+        the precision that the bias is wanted in; they are whole."""
+        raise NotImplementedError(f"{type(self).__name__} must define by_distance(distances)")
+
+    def between(self, query: Tensor, key: Tensor) -> Tensor:
+        distance = key[:, None, :] - query[:, :, None]
+        if query.shape[1] > 1 and not torch.compiler.is_compiling():
+            # Far fewer distances than pairs, if positions lie close together: found once each, and looked up.
+            first, last = int(key.min() - query.max()), int(key.max() - query.min())
+            if last - first < distance.numel() // 2:
+                table = self.by_distance(torch.arange(first, last + 1, device=key.device, dtype=key.dtype))
+                return table[:, (distance - first).long()].movedim(0, 1)
+        return self.by_distance(distance.flatten()).unflatten(1, distance.shape).movedim(0, 1)
