@@ -188,6 +188,13 @@ def test_a_device_refuses_what_does_not_hold():
         pytorch.assert_later(torch.tensor(False), "said")
 
 
+def test_changes_of_a_tensor_are_counted():
+    mask = torch.zeros(2)
+    before = pytorch.changes_of(mask)
+    mask[0] = 1
+    assert pytorch.changes_of(mask) > before
+
+
 def test_a_parameter_is_found_behind_a_property():
     class Rounds(nn.Linear):
         weight = property(lambda self: pytorch.parameter_of(self, "weight").bfloat16())

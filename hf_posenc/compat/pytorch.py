@@ -75,6 +75,11 @@ def assert_later(holds: Tensor, message: str) -> None:
     torch._assert_async(holds, message)
 
 
+def changes_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place so far."""
+    return tensor._version
+
+
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
     """A parameter as a module holds it, whatever its class gives out under that name."""
     held = module._parameters[name]

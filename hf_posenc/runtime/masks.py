@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..compat.pytorch import changes_of
 from .calls import Call
 
 BLOCK = 512
@@ -40,7 +41,7 @@ class Note(NamedTuple):
     sight: Sight
 
     def fits(self, mask: Tensor, query: Tensor, key: Tensor, first: int | None) -> bool:
-        same = self.version == mask._version and self.first == first
+        same = self.version == changes_of(mask) and self.first == first
         return same and torch.equal(self.query, query) and torch.equal(self.key, key)
 
 
@@ -62,7 +63,7 @@ def sight(mask: Tensor | None, causal: bool, call: Call, keys: int) -> Sight:
         return noted.sight
     found = _examined(mask[..., :keys], query, key, first, rising, gapless)
     if not mask.is_inference():  # such a mask does not say whether it was changed
-        setattr(mask, NOTE, Note(mask._version, query.clone(), key.clone(), first, found))
+        setattr(mask, NOTE, Note(changes_of(mask), query.clone(), key.clone(), first, found))
     return found
 
 
