@@ -13,6 +13,7 @@ EXTRAS = {
     "adapters": ("accelerate", "peft"),
     "train": ("accelerate", "peft", "datasets", "pydantic", "yaml", "numpy", "rich", "tqdm", "psutil"),
     "eval": ("lm_eval", "numpy", "matplotlib", "rich", "tqdm", "psutil"),
+    "export": ("gguf", "numpy"),
     "embed": ("sentence_transformers", "mteb"),
 }
 """What each extra of pyproject.toml brings, by the names that are imported; a test compares the two."""

@@ -136,7 +136,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(hub.HfApi, "model_info", unreachable)
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_troubles", {})
-    monkeypatch.setattr(hub, "cached_file", lambda *args, **kwargs: pytest.fail("tried file by file"))
+    monkeypatch.setattr(hub, "file_of", lambda *args, **kwargs: pytest.fail("tried file by file"))
     return asked
 
 
@@ -188,7 +188,7 @@ def test_what_the_hub_says_is_passed_on(monkeypatch):
     def missing(*args, **kwargs):
         raise OSError("it is a gated repository")
 
-    monkeypatch.setattr(hub, "cached_file", missing)
+    monkeypatch.setattr(hub, "file_of", missing)
     with pytest.raises(PosencError, match="nor a model that can be had from the hub: it is a gated repository"):
         find("somebody/secret", "config.json", {})
 

@@ -1,6 +1,9 @@
 """GGUF files in llama.cpp itself: what is written is computed there as here, or refused."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,6 +161,20 @@ def test_smaller_weights(dtype, limit, tmp_path):
     model, path = model_of("llama", ("yarn", {"factor": 4.0})), tmp_path / "model.gguf"
     write_gguf(model, vocabulary(), path, dtype, name="model")
     assert off(model, path, [TRAINED - 8, TARGET - 8]) < limit
+
+
+@needs_runtime
+def test_the_command_line_exports_and_proves(tmp_path):
+    command = [sys.executable, "-m", "hf_posenc"]
+    patched, file = tmp_path / "patched", tmp_path / "patched.gguf"
+    subprocess.run([*command, "patch", "tiny", str(patched), "--scheme", "yarn", "--factor", "2"], check=True)
+    done = subprocess.run(
+        [*command, "export", str(patched), str(file), "--dtype", "f32"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "computes the same" in done.stdout, done.stdout + done.stderr
+    assert json.loads((tmp_path / "patched.gguf.proof.json").read_text())["holds"]
+    again = subprocess.run(exported, capture_output=True, text=True)
+    assert again.returncode == 2 and "exists already" in again.stderr
 
 
 TEXTS = (

@@ -20,6 +20,7 @@ from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .known import EXISTING, check, scheme_names
+from .serving import export
 from .training import ANY_WORDS, show_recipes, train
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ for _command, _short in (
     (describe, "Tell what a checkpoint does with positions."),
     (merge, "Write an adapter and its base as one model."),
     (reseal, "Make an old sealed checkpoint safe."),
+    (export, "Write a checkpoint for llama.cpp, and prove it."),
 ):
     app.command(short_help=_short)(answering(_command))
 app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(answering(eval_command))

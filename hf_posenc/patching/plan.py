@@ -57,7 +57,7 @@ def plan(
                 edits += rotary_edits(stack, groups, effects, geometries, reach, sealed)
             edits += attention_edits(stack, groups, effects, geometries)
     if sealed:
-        edits += seal_edits(where.model)
+        edits += seal_edits(where.model, where.stacks[0].weight.weight)
         edits += stranger_edits(where)
     edits.append(Swap(where.model.config, "posenc", record.to_dict()))
     edits.append(Hook(where.model, before_state_dict, before="state dict"))

@@ -43,9 +43,8 @@ class Seal(Stored):
         state.setdefault(prefix + "weight", self.weight)
 
 
-def seal_edits(model: PreTrainedModel) -> list[Swap]:
-    """Seals a model, on the device and in the dtype of its first weights."""
-    like = next(model.base_model.parameters())
+def seal_edits(model: PreTrainedModel, like: Tensor) -> list[Swap]:
+    """Seals a model whose weights are like this one."""
     marks = [Swap(model.config, name, copy.deepcopy(value)) for name, value in MARKS.items()]
     return [*marks, Swap(model.base_model, NAME, Seal(like))]
 

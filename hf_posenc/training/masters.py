@@ -28,7 +28,7 @@ def keep_masters(model: nn.Module) -> None:
         return
     for module, names in low:  # only now, since two modules may share one parameter
         for name in names:
-            parameter = parameter_of(module, name)
+            parameter: Any = parameter_of(module, name)
             parameter.data = parameter.data.float()
         kind: Any = type(module)
         module.__class__ = _rounding(kind, tuple(names.items()))
@@ -50,7 +50,11 @@ def _saying(cls: Any, dtype: torch.dtype) -> type:
 @cache
 def _rounding(cls: Any, dtypes: tuple[tuple[str, torch.dtype], ...]) -> type:
     def reads(name: str, dtype: torch.dtype) -> property:
-        return property(lambda self: parameter_of(self, name).to(dtype))
+        def read(self: Any) -> Tensor:
+            held: Any = parameter_of(self, name)
+            return held.to(dtype)
+
+        return property(read)
 
     return _named(cls, {**{name: reads(name, dtype) for name, dtype in dtypes}, "posenc_rounded": dict(dtypes)})
 

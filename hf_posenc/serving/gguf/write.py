@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ...errors import PosencError, UnsupportedCell, UnsupportedModel, suggestion
+from ...extras import require
 from ...patching.describe import describe
 from ..rotation import live_rotation, refuse_sealed
 from .architectures import ARCHITECTURES, Architecture, Array, interleaved
@@ -67,11 +68,7 @@ def write_gguf(model: Any, vocabulary: Vocabulary | None, path: Path, dtype: str
 
 
 def import_gguf() -> Any:
-    try:
-        import gguf
-    except ImportError:
-        raise PosencError("GGUF files are read and written through the package gguf: pip install gguf.") from None
-    return gguf
+    return require("gguf", "export", "A GGUF file")
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
