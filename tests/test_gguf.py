@@ -168,9 +168,8 @@ def test_the_command_line_exports_and_proves(tmp_path):
     command = [sys.executable, "-m", "hf_posenc"]
     patched, file = tmp_path / "patched", tmp_path / "patched.gguf"
     subprocess.run([*command, "patch", "tiny", str(patched), "--scheme", "yarn", "--factor", "2"], check=True)
-    done = subprocess.run(
-        [*command, "export", str(patched), str(file), "--dtype", "f32"], capture_output=True, text=True
-    )
+    exported = [*command, "export", str(patched), str(file), "--dtype", "f32"]
+    done = subprocess.run(exported, capture_output=True, text=True)
     assert done.returncode == 0 and "computes the same" in done.stdout, done.stdout + done.stderr
     assert json.loads((tmp_path / "patched.gguf.proof.json").read_text())["holds"]
     again = subprocess.run(exported, capture_output=True, text=True)
