@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check core test bench sweep docs lint clean
+.PHONY: demo check core test compat bench sweep docs lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m hf_posenc.training.demo
@@ -17,6 +17,10 @@ core: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The core laws on other releases of transformers, each in an environment of its own.
+compat: $(STAMP)
+	$(BIN)/python tools/compat.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/benchmark.py
