@@ -16,6 +16,7 @@ import sys
 import time
 import venv
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ def read(report: Path, known: set[tuple[str, str]]) -> Outcome:
         skipped += missed
         failed += [name] if bad else []
         words = re.split(r"[\[\]-]", name)
-        for cell in set(zip(words, words[1:], strict=False)) & known:
+        for cell in set(pairwise(words)) & known:
             cells[cell] = cells.get(cell, True) and not bad
     return Outcome(passed, failed, skipped, cells)
 
