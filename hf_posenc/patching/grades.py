@@ -8,12 +8,8 @@ from dataclasses import replace
 from ..core.effects import Effect, Geometry
 from ..errors import PosencError, UnsupportedCell
 from ..families import FAMILIES, Family
-from ..families.base import GENERIC
-from ..runtime.rotary import UNROTATED
 from ..schemes import SCHEMES, Scheme
 
-UNSERVED = ("proportional",)
-"""Values of `rope_type` that no runtime but transformers is known to read."""
 CONFIG, WEIGHTS, SEALED = "config", "weights", "sealed"
 KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope", "images": "vit"}
 """What a model's own positions can be, and a family that has them: who can load a scheme depends on that alone."""
@@ -110,11 +106,7 @@ def serving_advice(scheme: str, portability: str) -> str:
     if portability.startswith(WEIGHTS):
         return "any that serves this family: the table is part of the weights"
     if portability.startswith(CONFIG):
-        rotation = sample_scheme(scheme).effect_on(sample_geometry(FAMILIES[GENERIC])).rotation
-        written = UNROTATED[0] if rotation is None else rotation.rope_parameters
-        if written is not None and written["rope_type"] in UNSERVED:
-            return "none is known to read this rope_type; transformers does"
-        return "those that read rope_parameters (vLLM, llama.cpp after conversion); not measured here"
+        return "llama.cpp by `hf-posenc export`; others read less of rope_parameters than transformers: compare first"
     nearest = SCHEMES[scheme].nearest
     if nearest is None:
         return "none can; no scheme that they know is near it (yarn or ntk extend the same base model)"
