@@ -46,9 +46,13 @@ class Request:
     """Whether query i sees keys 0..i, there being no mask that says so."""
     kwargs: dict[str, Any]
 
-    @cached_property
+    @property
     def sight(self) -> Sight:
         """What is seen: shortcuts that are right only behind a causal mask ask here."""
+        return masks.UNKNOWN if torch.compiler.is_compiling() else self._seen  # a compiler cannot follow its lock
+
+    @cached_property
+    def _seen(self) -> Sight:
         return masks.sight(self.mask, self.causal, self.call, self.key.shape[2])
 
     @property
