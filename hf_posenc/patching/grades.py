@@ -83,14 +83,15 @@ def sample_scheme(name: str) -> Scheme:
 
 def cells() -> dict[tuple[str, str], str]:
     """Every scheme on every kind of positions with its grade, or the reason why it is refused."""
-    table = {}
-    for name in SCHEMES:
-        for kind, family in KINDS.items():
-            try:
-                table[name, kind] = _cell(sample_scheme(name), FAMILIES[family])
-            except PosencError as reason:
-                table[name, kind] = f"refused: {reason}"
-    return table
+    return {(name, kind): cell(name, kind) for name in SCHEMES for kind in KINDS}
+
+
+def cell(name: str, kind: str) -> str:
+    """One of them."""
+    try:
+        return _cell(sample_scheme(name), FAMILIES[KINDS[kind]])
+    except PosencError as reason:
+        return f"refused: {reason}"
 
 
 def _cell(scheme: Scheme, family: Family) -> str:

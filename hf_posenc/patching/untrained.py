@@ -8,7 +8,7 @@ import warnings
 from ..errors import UntrainedWarning
 from ..families import FAMILIES, Family
 from ..schemes import SCHEMES, Scheme
-from .grades import KINDS, cells
+from .grades import KINDS, cell, cells
 
 
 def needs_training(scheme: Scheme | type[Scheme], family: Family) -> bool:
@@ -29,6 +29,12 @@ def training_needs() -> dict[str, str]:
     return found
 
 
+def ready_schemes(kind: str) -> list[str]:
+    """What works on models whose own positions are of this kind, as they are."""
+    known = [name for name, scheme in SCHEMES.items() if not needs_training(scheme, _family(kind))]
+    return sorted(name for name in known if not cell(name, kind).startswith("refused"))
+
+
 def _family(kind: str) -> Family:
     return FAMILIES[KINDS[kind]]
 
@@ -39,11 +45,7 @@ def warn_untrained(scheme: Scheme, family: Family, model_type: str, stacklevel: 
         return
     alike = (family.positions, family.axes)
     kind = next((kind for kind in KINDS if (_family(kind).positions, _family(kind).axes) == alike), None)
-    ready = sorted(
-        name
-        for name, other in SCHEMES.items()
-        if kind and not needs_training(other, family) and not cells()[name, kind].startswith("refused")
-    )
+    ready = [] if kind is None else ready_schemes(kind)
     instead = f" These work on it as it is: {', '.join(ready)}." if ready else ""
     warnings.warn(
         f"{scheme.name!r} gives this {model_type!r} model positions that its weights were not trained with: it will "
