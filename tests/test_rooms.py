@@ -13,6 +13,7 @@ ORDER = (
     ("errors", "lazy", "version"),
     ("extras",),
     ("registry",),
+    ("engines",),
     ("compat",),
     ("core",),
     ("schemes", "families"),  # neither knows the other

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +22,6 @@ from .evaluation import compare_command, eval_command
 from .known import EXISTING, check, scheme_names
 from .serving import export
 from .training import ANY_WORDS, show_recipes, train
-
-if TYPE_CHECKING:
-    from ..patching.describe import Description
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -81,14 +78,6 @@ def parsed_options(given: list[str]) -> dict[str, Any]:
     return options
 
 
-def show(description: Description) -> None:
-    from ..patching.grades import serving_advice
-
-    print(description)
-    if description.image_size is None:  # of those that serve images nothing is known
-        print(f"{'other runtimes':<22}{serving_advice(description.scheme, description.portability)}")
-
-
 def patch(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder of a checkpoint, or `tiny`.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder to write.")],
@@ -123,7 +112,7 @@ def patch(
     options = {**lengths, **parsed_options(option or [])}
     from ..checkpoints.on_disk import patch_checkpoint
 
-    show(patch_checkpoint(source, target, scheme, existing=existing, overwrite=overwrite, **options))
+    print(patch_checkpoint(source, target, scheme, existing=existing, overwrite=overwrite, **options))
 
 
 def describe(
@@ -136,7 +125,7 @@ def describe(
     if adapter is not None:
         kind, base = adapter.get("peft_type"), adapter.get("base_model_name_or_path")
         print(f"{'adapter':<22}{kind} on {base}")
-    show(description)
+    print(description)
 
 
 def merge(
@@ -150,7 +139,7 @@ def merge(
     from ..checkpoints.save_load import merge as merge_adapter
 
     merge_adapter(adapter, out, base=base, overwrite=overwrite)
-    show(describe_checkpoint(out)[0])
+    print(describe_checkpoint(out)[0])
 
 
 def reseal(

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from ..compat.models import attention_of
+from ..engines.kinds import keys_of, kind_of_rope
+from ..engines.table import lines
 from ..families import Group, Places, places
 from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
 from .grades import MEANING, grade
+from .grades import SEALED as SEALED_GRADE
 from .live import bare, links, record_of
 from .measure import groups_of_types
 from .records import Record
@@ -63,15 +66,20 @@ class Description:
     table: str
     bias: str
     portability: str
+    nearest: str | None = None
+    """For what only hf_posenc computes: the scheme most like it that other runtimes know."""
+    runtimes: dict[str, str] | None = None
+    """What each of them makes of this model, as far as that is known (`hf_posenc.engines`)."""
 
     def __str__(self) -> str:
+        told = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
+        told |= told.pop("runtimes") or {}
         lines = []
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in told.items():
             if value is None or value in ({}, ""):
                 continue
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
-            lines.append(f"{field.name.replace('_', ' '):<22}{text}")
+            lines.append(f"{name:<22}{text}")
         return "\n".join(lines)
 
 
@@ -83,6 +91,7 @@ def describe(model: Any) -> Description:
     bias, tables = _bias(where, group, record), [table_words(stack) for stack in where.stacks]
     table = next((words for words in tables if words != "none"), "none")
     kind = where.model.config.model_type if where.family.part else where.config.model_type
+    portability = _portability(where, record)
     return Description(
         model=f"{type(model).__name__} ({kind})",
         scheme=record.scheme.name if record else f"{own_positions(where, table, bias)} (the model's own)",
@@ -90,7 +99,9 @@ def describe(model: Any) -> Description:
         kernel=attention_of(where.config),
         table=table,
         bias=bias,
-        portability=_portability(where, record),
+        portability=portability,
+        nearest=nearest_scheme(where, record) if portability.startswith(SEALED_GRADE) else None,
+        runtimes=None if group.stack.grid else _runtimes(where, portability),
         **(_on_a_grid(group) if group.stack.grid else _in_a_text(where, group, record)),
     )
 
@@ -144,6 +155,25 @@ def _portability(where: Places, record: Record | None) -> str:
         return "unpatched"
     found = next(iter({grade(effect, where.family) for effect in record.effects().values()}))
     return f"{found}: {MEANING[found]}"
+
+
+def nearest_scheme(where: Places, record: Record | None) -> str | None:
+    """The scheme most like a model's own that its config or weights can say."""
+    if record is None:
+        return None
+    return record.scheme.nearest or ("yarn" if where.has_rotary else "learned" if where.has_table else None)
+
+
+def _runtimes(where: Places, portability: str) -> dict[str, str]:
+    rope = getattr(where.config, "rope_parameters", None)
+    rope = rope if isinstance(rope, dict) else {}
+    if portability.startswith(SEALED_GRADE):
+        kind = SEALED_GRADE
+    elif where.has_rotary:
+        kind = kind_of_rope(rope)
+    else:
+        kind = "table" if where.has_table else "own"
+    return lines(where.config.model_type, kind, keys_of(vars(where.config)))
 
 
 def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:

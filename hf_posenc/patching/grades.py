@@ -100,20 +100,6 @@ def _cell(scheme: Scheme, family: Family) -> str:
     return grade(effect, family)
 
 
-def serving_advice(scheme: str, portability: str) -> str:
-    """Which runtimes other than transformers can serve a model, honestly."""
-    if scheme not in SCHEMES:
-        return "whatever serves the unpatched model"
-    if portability.startswith(WEIGHTS):
-        return "any that serves this family: the table is part of the weights"
-    if portability.startswith(CONFIG):
-        return "llama.cpp by `hf-posenc export`; others read less of rope_parameters than transformers: compare first"
-    nearest = SCHEMES[scheme].nearest
-    if nearest is None:
-        return "none can; no scheme that they know is near it (yarn or ntk extend the same base model)"
-    return f"none can; the nearest scheme that they know is {nearest!r}"
-
-
 def table_markdown() -> str:
     """The table of the README: the schemes of this package."""
     grades = cells()

@@ -1,0 +1,151 @@
+"""`runtimes.json`: which runtime computes which kind of positions on which model type, and how that is known.
+
+The file is a list of entries, one a line, with these fields:
+
+    runtime       one of RUNTIMES
+    way           "checkpoint": the folder as it was saved, given to the runtime or to its own converter
+                  "export":     what `hf-posenc export --to ...` makes of it
+    architecture  a `model_type` of transformers; "*" for those without an entry of their own
+    kind          one of `kinds.KINDS`, what `kind_of_rope` says of the config; "*" as above
+    given         keys that config.json must have for the entry to hold, such as "rope_theta" (at its top, as older
+                  transformers wrote it) or "rope_parameters.short_mscale"; left out where there are none
+    verdict       "right", "refuses", "wrong" or "untried"
+    basis         "measured", or "source": read in the runtime's code and not run
+    version       of the runtime, and of its converter
+    date          of the measurement, 2026-11-16
+    figure        the largest difference of a log-probability or logit that was measured; left out where there is none
+    note          what else one should know, in a few words; left out where there is nothing
+
+New measurements go in by `recorded(entries)`, which replaces those about the same cell and leaves the rest:
+
+    python -c 'from hf_posenc.engines.table import Entry, recorded; recorded([Entry("vllm", ...)])'
+
+No entry means untried. A test holds every entry against these words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import PosencError
+from .kinds import KINDS
+
+FILE = "runtimes.json"
+ANY = "*"
+RUNTIMES = {
+    "transformers": "transformers",
+    "llama.cpp": "llama.cpp",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "mlx": "MLX",
+    "ct2": "CTranslate2",
+    "onnx": "onnxruntime",
+    "tei": "text-embeddings-inference",
+}
+"""Names in the file and on the command line, and as their makers write them."""
+WAYS = ("checkpoint", "export")
+VERDICTS = {"right": "right", "refuses": "refuses", "wrong": "would be wrong", "untried": "untried"}
+BASES = {"measured": "measured", "source": "by its source"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of the table, and how it is known."""
+
+    runtime: str
+    way: str
+    architecture: str
+    kind: str
+    verdict: str
+    basis: str
+    version: str
+    date: str
+    given: tuple[str, ...] = ()
+    figure: float | None = None
+    note: str = ""
+
+    @property
+    def cell(self) -> tuple[str, str, str, str, tuple[str, ...]]:
+        return self.runtime, self.way, self.architecture, self.kind, self.given
+
+    def __str__(self) -> str:
+        """As `describe` says it: right (measured, 0.32.0)."""
+        if self.verdict == "untried":
+            return VERDICTS["untried"]
+        said = f"{VERDICTS[self.verdict]} ({', '.join(filter(None, (BASES[self.basis], self.version)))})"
+        return f"{said}: {self.note}" if self.note else said
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """The whole table."""
+    return read(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+
+
+def read(text: str) -> tuple[Entry, ...]:
+    """Entries from JSON; raises for words that the table does not have."""
+    found = tuple(Entry(**{**row, "given": tuple(row.get("given", ()))}) for row in json.loads(text))
+    for entry in found:
+        words = (
+            (entry.runtime, RUNTIMES),
+            (entry.way, WAYS),
+            (entry.kind, (*KINDS, ANY)),
+            (entry.verdict, VERDICTS),
+            (entry.basis, BASES),
+        )
+        for word, known in words:
+            if word not in known:
+                raise PosencError(f"{FILE} has {word!r} in {entry.cell}; known: {', '.join(known)}.")
+    return found
+
+
+def recorded(new: Iterable[Entry], file: Path | None = None) -> tuple[Entry, ...]:
+    """Put measurements into the file, in place of what it says of the same cells; `file`: that of this package."""
+    place = file or Path(str(files(__package__).joinpath(FILE)))
+    cells = {entry.cell: entry for entry in read(place.read_text(encoding="utf-8"))}
+    cells |= {entry.cell: entry for entry in new}
+    rows = [json.dumps(_row(cells[cell])) for cell in sorted(cells)]
+    text = "[\n" + ",\n".join(rows) + "\n]\n"
+    found = read(text)
+    place.write_text(text, encoding="utf-8")
+    entries.cache_clear()
+    return found
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(entry).items() if value not in ((), None, "")}
+
+
+def look_up(runtime: str, way: str, architecture: str, kind: str, keys: Set[str] = frozenset()) -> Entry | None:
+    """What is known of a cell: the entry that fits most closely. `keys`: `kinds.keys_of` the config."""
+    fitting = [
+        entry
+        for entry in entries()
+        if (entry.runtime, entry.way) == (runtime, way)
+        and entry.architecture in (architecture, ANY)
+        and entry.kind in (kind, ANY)
+        and set(entry.given) <= keys
+    ]
+    return max(fitting, key=lambda e: (e.architecture != ANY, e.kind != ANY, len(e.given)), default=None)
+
+
+def lines(architecture: str, kind: str, keys: Set[str] = frozenset()) -> dict[str, str]:
+    """One line for each runtime other than transformers: what it makes of a checkpoint, and of its export."""
+    return {runtime: _line(runtime, architecture, kind, keys) for runtime in RUNTIMES if runtime != "transformers"}
+
+
+def _line(runtime: str, architecture: str, kind: str, keys: Set[str]) -> str:
+    saved = look_up(runtime, "checkpoint", architecture, kind, keys)
+    exported = look_up(runtime, "export", architecture, kind, keys)
+    if exported is None:
+        return str(saved or "untried")
+    if saved is None or (exported.verdict, saved.verdict) == ("refuses", "refuses"):
+        return f"by `hf-posenc export`: {exported}"
+    return f"by `hf-posenc export`: {exported}; from this folder: {saved}"
