@@ -1,12 +1,15 @@
-"""The command that takes checkpoints to other runtimes: `hf-posenc export`."""
+"""Commands that take checkpoints to other runtimes: `hf-posenc export`, `verify`."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .known import check
+from ..core.lengths import parsed_length
+from .known import VERIFIERS, check
 
 RUNTIMES = ("gguf",)
 DTYPES = ("f32", "f16", "bf16", "q8_0")
@@ -35,3 +38,34 @@ def export(
         print("Not proved here: llama.cpp is not installed. To prove it: pip install xllamacpp, then export again.")
     else:
         print(proof)
+
+
+def verify(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint, an adapter, or a GGUF file.")],
+    runtime: Annotated[str, typer.Option("--with", help="The runtime: llama.cpp, transformers.")],
+    against: Annotated[str | None, typer.Option(help="The checkpoint that a file was made of.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Of the texts: 256,1k. Else the trained and promised one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures, else beside the checkpoint.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask a runtime what it computes from a checkpoint, ours or not, and compare with what it means.
+
+    Ends with 0 if both compute the same, 1 if they differ or the checkpoint is damaged, 2 if there is nothing to
+    compare, 3 if the runtime is not installed, 4 if the runtime refuses the checkpoint.
+
+    \b
+    hf-posenc verify my-long-llama --with transformers
+    hf-posenc verify my-long-llama.gguf --with llama.cpp --against my-long-llama
+    """
+    check("runtime", runtime, VERIFIERS)
+    asked = [parsed_length(one) for one in lengths.split(",")] if lengths else None
+    from ..serving.verify import proof_file
+    from ..serving.verify import verify as verify_checkpoint
+
+    found = verify_checkpoint(path, runtime, against=against, lengths=asked)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else found.text)
+    if found.proof is not None:
+        found.write(out or proof_file(path, runtime))
+    raise typer.Exit(found.code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from ..patching.lengths import trained_length
 
 PROMPTS = 3
 """Prompts at each length; the more, the longer it takes."""
-LIMITS = {"f32": 1e-3, "f16": 1e-2, "bf16": 3e-2, "q8_0": 5e-2}
+LIMITS = {"f32": 1e-3, "f16": 1e-2, "bf16": 3e-2, "q8_0": 5e-2, "quantized": 0.2}
 """The mean Kullback-Leibler divergence, in nats, below which a runtime counts as computing the same: what rounding of
 the weights explains. A dropped scheme is off by a tenth of a nat and more."""
 MARGIN = 8
@@ -51,10 +52,11 @@ class Proof:
         path.write_text(json.dumps({**asdict(self), "holds": self.holds}, indent=2) + "\n", encoding="utf-8")
 
 
-def prove(model: Any, read: Reader, runtime: str, dtype: str) -> Proof:
-    """Compare at the trained length and at the one that the config promises."""
+def prove(model: Any, read: Reader, runtime: str, dtype: str, given: Sequence[int] | None = None) -> Proof:
+    """Compare at the lengths given, or at the trained length and at the one that the config promises."""
     promised = int(model.config.get_text_config().max_position_embeddings)
-    lengths = sorted({max(n - MARGIN, 1) for n in (min(trained_length(model), promised), promised)})
+    asked = given or (min(trained_length(model), promised), promised)
+    lengths = sorted({max(n - MARGIN, 1) for n in asked})
     size = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(size, (PROMPTS, n), generator=generator) for n in lengths]
@@ -67,11 +69,13 @@ def prove(model: Any, read: Reader, runtime: str, dtype: str) -> Proof:
             raise PosencError(f"{runtime} gives no probability for {int((~found.isfinite()).sum())} tokens.")
         divergences.append(abs(float((ours.exp() * (ours - found)).sum(-1).mean())))  # rounding may make it negative
         furthest = max(furthest, float((ours - found).abs().max()))
-    return Proof(runtime, tuple(lengths), tuple(divergences), furthest, LIMITS[dtype])
+    return Proof(runtime, tuple(lengths), tuple(divergences), furthest, LIMITS.get(dtype, LIMITS["quantized"]))
 
 
 @torch.no_grad()
 def next_token(model: Any, ids: Tensor) -> Tensor:
     """Log-probabilities of the token after a prompt, (1, vocabulary)."""
-    logits: Tensor = model(ids[None].to(model.device), logits_to_keep=1).logits[:, -1]
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(bare.forward).parameters else {}
+    logits: Tensor = model(ids[None].to(model.device), **last).logits[:, -1]
     return logits.float().log_softmax(-1).cpu()

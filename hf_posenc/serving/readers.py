@@ -1,0 +1,62 @@
+"""How a runtime is asked what it computes: the one thing to write so that `verify` and `export` can prove with it.
+
+A runtime is a module of this package with a `READER`, named in `READERS` below:
+
+    READER = Reader(version=..., install="pip install ...", read=...)
+
+`read(subject, prompts)` gives the log-probabilities of the token after each prompt, over the whole vocabulary, as the
+runtime computes them from `subject.path`; it raises a PosencError where the runtime refuses. It should run the runtime
+in a process of its own, which may end or bring its own torch, and in fp32 where the runtime can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import PosencError, suggestion
+
+READERS = {
+    "llama.cpp": "llama_cpp_reader",
+    "transformers": "plain_transformers",
+}
+"""By the name on the command line: the module that has its `READER`."""
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a runtime is to read, and the model that it should then be."""
+
+    path: Path
+    """A folder, or a file of the runtime's own format."""
+    source: Path
+    """The folder of the checkpoint that it was made of; `path` itself, unless that is a file."""
+    model: Any
+    """Live, in fp32."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A runtime that can be asked."""
+
+    version: Callable[[], str | None]
+    """Which one is installed here; None where there is none."""
+    install: str
+    """The command that installs it."""
+    read: Callable[[Subject, Prompts], list[Tensor]]
+    dtype: Callable[[Subject], str] = lambda subject: "f32"
+    """What it stores weights as: one of `proof.LIMITS`."""
+
+
+def reader_of(runtime: str) -> Reader:
+    if runtime not in READERS:
+        raise PosencError(f"Nothing can be verified with {runtime!r} here.{suggestion(runtime, list(READERS))}")
+    found: Reader = import_module(f".{READERS[runtime]}", __package__).READER
+    return found

@@ -1,0 +1,94 @@
+"""`verify`: whether a runtime computes what a checkpoint means, for any checkpoint, by asking the runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.files import ADAPTER, CONFIG
+from ..checkpoints.save_load import load
+from ..errors import MissingPackage, PosencError
+from ..models import model_path
+from .proof import Proof, prove
+from .readers import Subject, reader_of
+
+SAME, DIFFERS, DAMAGED, REFUSED, UNPROVED = "same", "differs", "damaged", "refused", "not proved here"
+CODES = {SAME: 0, DIFFERS: 1, DAMAGED: 1, UNPROVED: 3, REFUSED: 4}
+"""How the command ends; 2 is for what was typed."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of a comparison."""
+
+    verdict: str
+    runtime: str
+    text: str
+    proof: Proof | None = None
+
+    @property
+    def code(self) -> int:
+        return CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        figures = {**asdict(self.proof), "holds": self.proof.holds} if self.proof else None
+        return {"verdict": self.verdict, "runtime": self.runtime, "text": self.text, "proof": figures}
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def verify(
+    path: str | os.PathLike[str],
+    runtime: str,
+    *,
+    against: str | os.PathLike[str] | None = None,
+    lengths: Sequence[int] | None = None,
+) -> Verified:
+    """Compare what `runtime` computes from the folder or file at `path` with the model as `hf_posenc.load` gives it.
+
+    `against`: the checkpoint that a file was made of; the folder that it lies in, where that is one. `lengths`: of the
+    texts to compare on, else the trained and the promised one.
+    """
+    reader, place = reader_of(runtime), Path(model_path(path))
+    source = _source(place, against)
+    installed = reader.version()
+    if installed is None:
+        again = f"hf-posenc verify {place} --with {runtime}"
+        text = f"Not proved here: {runtime} is not installed. To prove it: {reader.install}, then {again}"
+        return Verified(UNPROVED, runtime, text)
+    try:
+        model = load(source).float().eval()
+    except MissingPackage:
+        raise
+    except Exception as error:  # damaged files fail in as many ways as there are
+        return Verified(DAMAGED, installed, f"{source} cannot be loaded as it was meant: {error}")
+    subject = Subject(place, source, model)
+    try:
+        proof = prove(model, lambda prompts: reader.read(subject, prompts), installed, reader.dtype(subject), lengths)
+    except MissingPackage as error:
+        return Verified(UNPROVED, installed, f"Not proved here: {error}")
+    except PosencError as error:
+        return Verified(REFUSED, installed, str(error))
+    return Verified(SAME if proof.holds else DIFFERS, installed, str(proof), proof)
+
+
+def _source(place: Path, against: str | os.PathLike[str] | None) -> Path:
+    """The folder of the checkpoint that is meant."""
+    if not place.exists():
+        raise PosencError(f"{place} is neither a folder nor a file on this disk.")
+    source = Path(model_path(against)) if against is not None else place if place.is_dir() else place.parent
+    if not any((source / name).is_file() for name in (CONFIG, ADAPTER)):
+        hint = "" if against is not None else " Name the checkpoint that it was made of: --against FOLDER."
+        raise PosencError(f"{source} holds neither {CONFIG} nor {ADAPTER}: there is no model to compare with.{hint}")
+    return source
+
+
+def proof_file(path: str | os.PathLike[str], runtime: str) -> Path:
+    """Where figures are written: into a folder, or beside a file."""
+    place = Path(model_path(path))
+    return place / f"proof.{runtime}.json" if place.is_dir() else place.with_name(place.name + ".proof.json")
