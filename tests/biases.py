@@ -11,6 +11,9 @@ from hf_posenc.core.biases import Bias, DistanceBias
 from hf_posenc.core.effects import Effect, Geometry
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.base import Scheme, register_scheme
+from hf_posenc.schemes.fire import ProgressiveBias
+from hf_posenc.schemes.kerple import KernelBias
+from hf_posenc.schemes.sandwich import CosineBias
 from hf_posenc.schemes.t5 import BucketBias
 
 HEADS = 4
@@ -39,8 +42,8 @@ class KerplePower(DistanceBias):
         return -self.r1[:, None] * torch.where(distances == 0, 0.0, far)
 
 
-class Fire(Bias):
-    """FIRE (Li et al. 2023): a small network of the distance, over how far the query stands."""
+class Far(Bias):
+    """As FIRE (Li et al. 2023): a small network of the distance, over how far the query stands."""
 
     def __init__(self, heads: int = HEADS, width: int = 8):
         super().__init__()
@@ -61,10 +64,14 @@ class Fire(Bias):
 MADE: dict[str, Callable[[bool], Bias]] = {
     "alibi": lambda causal: LinearBias(slopes(HEADS), causal),
     "t5": lambda causal: BucketBias(HEADS, 32, 128, not causal, 1.0, 0),
-    "kerple_log": lambda causal: KerpleLog(),
-    "kerple_power": lambda causal: KerplePower(),
-    "fire": lambda causal: Fire(),
+    "sandwich": lambda causal: CosineBias(HEADS, 128),
+    "kerple_log": lambda causal: KernelBias(HEADS, "log", 0),
+    "kerple_power": lambda causal: KernelBias(HEADS, "power", 0),
+    "fire": lambda causal: ProgressiveBias(HEADS, 32, 7.5, 0),
+    "fire_near": lambda causal: ProgressiveBias(HEADS, 32, 100, 0),
+    "other": lambda causal: Far(),
 }
+NOT_OF_DISTANCE = ("fire", "other")
 
 
 def by_formula(name: str, parameters: dict[str, Tensor], query: Tensor, key: Tensor, causal: bool) -> Tensor:
@@ -76,10 +83,25 @@ def by_formula(name: str, parameters: dict[str, Tensor], query: Tensor, key: Ten
     if name == "t5":
         relative = key[:, None, :] - query[:, :, None]
         return p["weight"][T5Attention._relative_position_bucket(relative, not causal, 32, 128)].movedim(-1, 1)
+    if name == "sandwich":  # sines and cosines of both positions, multiplied, over 8h/n
+        inv_freq = parameters["frequencies"]
+        torch.testing.assert_close(inv_freq, 10_000.0 ** (-torch.arange(64).double() / 64), rtol=1e-6, atol=0)
+        angles = [at[..., None].double() * inv_freq for at in (query, key)]
+        one, other = (torch.cat([a.sin(), a.cos()], -1) for a in angles)
+        return (one @ other.mT)[:, None] / (8 * torch.arange(1, HEADS + 1).double() / HEADS).view(-1, 1, 1)
     if name == "kerple_log":
-        return -p["r1"] * (1 + p["r2"] * distance).log()
+        return -p["r1"].clamp(min=0.01) * (1 + p["r2"].clamp(min=0.01) * distance).log()
     if name == "kerple_power":
-        return -p["r1"] * torch.where(distance == 0, 0.0, distance.clamp(min=1) ** p["r2"])
+        far = distance.clamp(min=1) ** p["r2"].clamp(0.01, 2)
+        return -p["r1"].clamp(min=0.01) * torch.where(distance == 0, 0.0, far)
+    if name.startswith("fire"):
+        threshold = parameters["multiplier"] * (7.5 if name == "fire" else 100)
+        later = torch.maximum(query[:, None, :, None], key[:, None, None, :]).double()
+        reach = (1 + parameters["c"] * torch.maximum(later, threshold)).log() + 1e-6
+        part = (1 + parameters["c"] * distance).log() / reach
+        weight, constant = parameters["inner"]
+        hidden = (part[..., None] * weight + constant).relu()
+        return torch.einsum("bzqkw,hw->bhqk", hidden, parameters["outer"])
     reach = torch.maximum(query.double(), parameters["threshold"])[:, None, :, None]
     part = (1 + parameters["c"] * distance).log() / (1 + parameters["c"] * reach).log()
     hidden = (part[..., None] * p["inner"][0] + p["inner"][1]).relu()

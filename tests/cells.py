@@ -176,6 +176,11 @@ ONE_OF_EACH = list({_way(scheme): scheme for scheme in TEXT}.values())
 """A scheme for each way to render."""
 
 
+FEW = ("llama", "bert")
+ON_FEW = {"kerple": FEW, "sandwich": FEW, "fire": ("llama", "gpt2", "bert")}
+"""Schemes whose way through a model others go on every kind: these kinds show that theirs is the same."""
+
+
 def refused(scheme: str, kind: str) -> bool:
     """Whether a scheme says by itself that it makes no sense here; that patch_model then refuses is a law."""
     try:
@@ -187,6 +192,8 @@ def refused(scheme: str, kind: str) -> bool:
 def exists(scheme: str, kind: str) -> bool:
     if refused(scheme, kind) or (scheme in PATTERNS and kind in TABLES):
         return False  # patterns that keep a table keep its length: test_patterns.py has them on tables
+    if kind not in (*ON_FEW.get(scheme, KINDS), *OUTSIDE):
+        return False
     # Qwen2 is a LLaMA whose projections have biases; what is registered from outside is like something here as well.
     return kind not in ("qwen2", *OUTSIDE) or scheme in ONE_OF_EACH or not SCHEMES.origin(scheme).built_in
 

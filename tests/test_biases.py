@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from biases import HEADS, MADE, Fire, KerpleLog, KerplePower, by_formula, scheme_of, tensors_of
+from biases import HEADS, MADE, NOT_OF_DISTANCE, Far, KerpleLog, KerplePower, by_formula, scheme_of, tensors_of
 from cells import tiny, tokens
 from torch import nn
 
@@ -158,7 +158,8 @@ def test_in_float64(name, kind, causal, rendering):
 def test_in_half_precision(name, kind, causal, rendering, dtype, most):
     found = differences(name, kind, causal, rendering, dtype)
     if found is not None:
-        assert max(found.values()) < most, found
+        inputs = ("output", "query", "key", "value")  # gradients of a flat network are differences of rounded numbers
+        assert max(v for leaf, v in found.items() if name != "fire_near" or leaf in inputs) < most, found
 
 
 def test_what_fits_what():
@@ -166,10 +167,10 @@ def test_what_fits_what():
     for name, (kind, causal) in itertools.product(MADE, KINDS):
         r = request(name, kind, causal)
         fits = {rendering for rendering in RENDERINGS if RENDERINGS[rendering].fits(r)}
-        assert ("flex" in fits) == (name != "fire" and kind != "numbers"), (name, kind)
+        assert ("flex" in fits) == (name not in NOT_OF_DISTANCE and kind != "numbers"), (name, kind)
         # Padding in front of an encoder's text stands elsewhere than its slots say, and sees the text.
         leaps = kind == "jump" or (kind == "left" and not causal)
-        assert ("toeplitz" in fits) == (name != "fire" and not leaps), (name, kind)
+        assert ("toeplitz" in fits) == (name not in NOT_OF_DISTANCE and not leaps), (name, kind)
         shortcuts = fits & {"row", "columns", "shared_columns"}
         assert bool(shortcuts) == (name == "alibi" and causal and kind in CAUSAL_MASKS), (name, kind)
 
@@ -187,7 +188,7 @@ def test_without_the_kernel_for_cpus(name, monkeypatch):
 # --- the gradient itself
 
 
-@pytest.mark.parametrize("name", ["t5", "kerple_power", "fire"])
+@pytest.mark.parametrize("name", ["t5", "kerple_log", "kerple_power", "fire", "fire_near"])
 @pytest.mark.parametrize("kind, causal", [("none", True), ("none", False), ("left", True), ("scattered", True)])
 @pytest.mark.parametrize("rendering", ["toeplitz", "blocks"])
 def test_gradients_are_those_of_finite_differences(name, kind, causal, rendering, monkeypatch):
@@ -293,7 +294,7 @@ def as_registered(monkeypatch):
         monkeypatch.setattr(SCHEMES, name, dict(getattr(SCHEMES, name)))
 
 
-@pytest.mark.parametrize("kind", [KerpleLog, KerplePower, Fire])
+@pytest.mark.parametrize("kind", [KerpleLog, KerplePower, Far])
 def test_a_scheme_of_somebody_else(kind):
     """A bias in a file of a test: patched, trained and decoded in every rendering."""
     ids = tokens(2, 40)
@@ -322,7 +323,7 @@ def test_a_scheme_of_somebody_else(kind):
             for name, parameter in model.named_parameters():
                 theirs = eager.get_parameter(name).grad
                 torch.testing.assert_close(parameter.grad, theirs, atol=1e-3 * theirs.abs().max(), rtol=1e-2)
-        assert ran >= ({None, "blocks"} if kind is Fire else {None, "blocks", "toeplitz", "flex"})
+        assert ran >= ({None, "blocks"} if kind is Far else {None, "blocks", "toeplitz", "flex"})
         eager.zero_grad()
     set_rendering(model, None)
     made = model.generate(ids, max_new_tokens=6, do_sample=False)

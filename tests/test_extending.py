@@ -64,23 +64,21 @@ def test_the_guide_does_what_it_says(walked):
     folder, said = walked
     assert len(said) == 5
     installed, used, judged, _, swept = said
-    assert "Successfully installed my-kerple-0.1.0" in installed
-    assert "LogBias(r1=(" in used and "sealed" in used
+    assert "Successfully installed my-bell-0.1.0" in installed
+    assert "BellBias(width=(" in used and "sealed" in used
     assert int(re.search(r"(\d+) passed", judged)[1]) > 40
     assert "none: weights" in swept and "sinusoidal: weights" in swept and "wrong: none" in swept
-    assert (folder / "site" / "my_kerple.py").exists()
+    assert (folder / "site" / "my_bell.py").exists()
 
 
 @pytest.mark.slow
 def test_load_names_the_package_that_is_not_installed(walked):
     folder, _ = walked
-    code = "import sys; sys.path.remove(sys.argv[1]); from hf_posenc import load; load('tiny-kerple')"
+    code = "import sys; sys.path.remove(sys.argv[1]); from hf_posenc import load; load('tiny-bell')"
     done = run([sys.executable, "-c", code, str(folder / "site")], folder)
     assert done.returncode != 0
-    assert (
-        "'kerple' of the package 'my-kerple' is needed, which is not installed (version 0.1.0 was used)" in done.stderr
-    )
-    assert "pip install my-kerple" in done.stderr
+    assert "'bell' of the package 'my-bell' is needed, which is not installed (version 0.1.0 was used)" in done.stderr
+    assert "pip install my-bell" in done.stderr
 
 
 def laws() -> set[str]:

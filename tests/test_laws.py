@@ -60,7 +60,8 @@ def is_identity(scheme, kind):
 def is_absolute(scheme, kind):
     """Whether it matters to a scheme where a text begins: it adds to the input, or follows how much is seen."""
     does = effect(scheme, kind)
-    return does.table is not None or isinstance(does.rotation, FollowingRotation)
+    by_position = does.bias is not None and not does.bias.of_distance
+    return does.table is not None or by_position or isinstance(does.rotation, FollowingRotation)
 
 
 def resizes(scheme, kind):

@@ -320,6 +320,9 @@ def test_the_smallest_sizes_work_or_are_refused(scheme, options, shape):
 
 OPTIONS = {
     "alibi": dict(alibi_bias_max=4.0),
+    "kerple": dict(kernel="power", seed=3),
+    "fire": dict(width=8, threshold=99, seed=3),
+    "sandwich": dict(size=64),
     "dynamic_ntk": dict(factor=2.0, step=5, rope_theta=500.0, trained_length=16),
     "learned": dict(resize="hierarchical", alpha=0.3, seed=7, target_length=100),
     "linear": dict(target_length=100),

@@ -7,6 +7,8 @@ gradient, follows from these.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,11 @@ class Bias(Fp32Buffers):
 
     of_distance: bool = False
     """Whether it is a function of `key - query` alone."""
+
+    @property
+    def by_distance_until(self) -> float:
+        """The furthest position up to which it is one."""
+        return math.inf if self.of_distance else -math.inf
 
     @property
     def key_slopes(self) -> Tensor | None:

@@ -245,7 +245,7 @@ def _of_queries(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> 
     if positions is not None:
         return positions
     length, device, mask = states.shape[1], states.device, kwargs.get(link.mask)
-    absolute = link.shared.late or link.shared.pattern is not None
+    absolute = link.shared.late or link.shared.pattern is not None or not getattr(link.bias, "of_distance", True)
     causal = getattr(module, "is_causal", True)
     if absolute and causal and (seen := link.seen(states)) is not None:
         return seen

@@ -66,6 +66,17 @@ class Request:
         return slopes if self.sight.behind else None
 
     @property
+    def of_distance(self) -> bool:
+        """Whether the bias is a function of distance alone, at all positions of this call."""
+        if self.bias.of_distance or torch.compiler.is_compiling():
+            return self.bias.of_distance
+        return self._furthest <= self.bias.by_distance_until
+
+    @cached_property
+    def _furthest(self) -> int:
+        return max(int(self.call.query.max()), int(self.call.key(self.key.shape[2]).max()))
+
+    @property
     def first(self) -> int | None:
         """The slot of the first query, where nothing in a later slot than a query's own is seen; else None."""
         return 0 if self.causal else self.call.first_query if self.sight.earlier else None
@@ -171,7 +182,7 @@ def _parts(numbers: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
 
 def _toeplitz_fits(r: Request) -> bool:
     plain = r.query.device.type == "cpu" and r.dropout == 0.0
-    return plain and r.bias.of_distance and r.sight.gapless
+    return plain and r.of_distance and r.sight.gapless
 
 
 def _toeplitz(r: Request) -> Tensor:
@@ -204,7 +215,7 @@ def _numbers(r: Request) -> Tensor:
 
 def _flex_fits(r: Request) -> bool:
     bools = r.mask is None or r.mask.dtype == torch.bool
-    return bools and r.dropout == 0.0 and r.bias.of_distance
+    return bools and r.dropout == 0.0 and r.of_distance
 
 
 def _flex(r: Request) -> Tensor:

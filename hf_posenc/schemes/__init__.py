@@ -9,7 +9,9 @@ from .axial_rope import AxialRope
 from .base import SCHEMES, Scheme, register_scheme, scheme_from
 from .dca import Dca
 from .dynamic_ntk import DynamicNtk
+from .fire import Fire
 from .fourier import Fourier
+from .kerple import Kerple
 from .learned import Learned
 from .linear import Linear
 from .llama3 import Llama3
@@ -19,6 +21,7 @@ from .ntk import Ntk
 from .proportional import Proportional
 from .rerope import Rerope
 from .rope import Rope
+from .sandwich import Sandwich
 from .self_extend import SelfExtend
 from .sinusoidal import Sinusoidal
 from .streaming import LmInfinite, Streaming
@@ -33,7 +36,9 @@ __all__ = [
     "AxialRope",
     "Dca",
     "DynamicNtk",
+    "Fire",
     "Fourier",
+    "Kerple",
     "Learned",
     "Linear",
     "Llama3",
@@ -44,6 +49,7 @@ __all__ = [
     "Proportional",
     "Rerope",
     "Rope",
+    "Sandwich",
     "Scheme",
     "SelfExtend",
     "Sinusoidal",

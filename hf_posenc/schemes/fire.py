@@ -1,0 +1,94 @@
+"""FIRE (Li et al. 2023): a small network of the distance, in proportion to how far the query stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..core.biases import Bias
+from ..core.effects import Effect, Geometry
+from .base import Scheme, register_scheme
+
+SHRINK = 0.1
+"""What c starts at."""
+TINY = 1e-6
+
+
+class ProgressiveBias(Bias):
+    """f(ln(1 + c*distance) / ln(1 + c*reach)), the reach of a pair being its later position, or a threshold if that is
+    further; f a network with one hidden layer. Constants are left out of its output: a row of scores has no use for
+    them.
+
+    The network has one input and rectifiers, so that it is a line between any two of its knots: a pair costs one line,
+    whatever the width.
+    """
+
+    def __init__(self, heads: int, width: int, threshold: float, seed: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def uniform(*shape: int) -> Tensor:
+            return 2 * torch.rand(*shape, generator=generator) - 1
+
+        self.inner = nn.Parameter(uniform(2, width))
+        """Weight and constant of each hidden unit."""
+        self.outer = nn.Parameter(uniform(heads, width) * width**-0.5)
+        self.c = nn.Parameter(torch.tensor(SHRINK))
+        self.multiplier = nn.Parameter(torch.tensor(1.0))
+        self.threshold = threshold
+
+    @property
+    def by_distance_until(self) -> float:
+        """Up to the threshold the reach is the same for all."""
+        return float((self.threshold * self.multiplier.detach()).abs())
+
+    def between(self, query: Tensor, key: Tensor) -> Tensor:
+        query, key = query[:, :, None], key[:, None, :]
+        c, threshold = self.c.abs(), (self.threshold * self.multiplier).abs().to(query.dtype)
+        reach = torch.maximum(torch.maximum(query, key), threshold)
+        part = torch.log1p(c * (query - key).abs()) / (torch.log1p(c * reach) + TINY)
+        knots, slopes, heights = self._lines(part.dtype)
+        here = torch.bucketize(part.detach(), knots)
+        found = torch.addcmul(heights[:, here], slopes[:, here], part)
+        return found.movedim(0, 1)
+
+    def _lines(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the network bends, in order, and of each line between: its slope and height, (heads, lines)."""
+        (weight, constant), outer = self.inner.to(dtype).unbind(), self.outer.to(dtype)
+        with torch.no_grad():  # the lines meet at the knots: moving one changes nothing by itself
+            still = weight.abs() < TINY
+            at = (-constant / weight.masked_fill(still, 1.0)).masked_fill(still, 2.0)
+            knots = at.clamp(-1.0, 2.0).sort().values.contiguous()  # parts are between 0 and 1
+            ends = torch.cat([knots.new_tensor([-2.0]), knots, knots.new_tensor([3.0])])
+            middles = (ends[1:] + ends[:-1]) / 2
+            active = (middles[:, None] * weight + constant > 0).to(weight.dtype)
+        return knots, outer @ (active * weight).mT, outer @ (active * constant).mT
+
+    def extra_repr(self) -> str:
+        heads, width = self.outer.shape
+        return f"heads={heads}, width={width}, threshold={self.threshold:g}"
+
+
+@register_scheme
+@dataclass(frozen=True, kw_only=True)
+class Fire(Scheme):
+    """Distances as parts of the text so far, through a network: within `threshold` tokens, which is trained as well,
+    as parts of that. On encoders both sides count alike. The parameters are new and start random: train them."""
+
+    name = "fire"
+    summary = "learned network of the distance, over how far the query stands"
+    example = {"threshold": 20}
+
+    width: int = 32
+    threshold: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("width", "threshold")
+        self._check_seed("seed")
+
+    def effect(self, geometry: Geometry) -> Effect:
+        return Effect(bias=ProgressiveBias(geometry.num_heads, self.width, float(self.threshold), self.seed))
