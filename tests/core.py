@@ -37,6 +37,8 @@ LAWS = {
     "test_light.py": ("test_a_patch_needs_three_packages", "test_importing_the_package_imports_nothing_slow"),
 }
 """These of the others, on the kinds below."""
+RELEASES = ("test_compat.py", "test_plain_load.py", "test_trainer.py")
+"""Beside the core, what other releases of transformers could break: `make compat` runs both."""
 KINDS = ("llama", "gpt2", "bert")
 """A rotation, a table in a decoder, a table in an encoder: other text models differ from one of them in details."""
 TYPES = ("bart", "bloom", "jamba")
@@ -57,3 +59,5 @@ def mark_core(items: list[Any]) -> None:
     for item in items:
         if is_core(item):
             item.add_marker(pytest.mark.core)
+        if item.path.name in RELEASES:
+            item.add_marker(pytest.mark.release)

@@ -1,10 +1,15 @@
 """Tiny random models of images, and the cells of schemes x families that tests of them run over."""
 
+import pytest
 import torch
 import transformers
 
 from hf_posenc import patch_model
+from hf_posenc.compat.models import release
 from hf_posenc.families import places
+
+if release() < (5, 22):
+    pytest.skip("vision models are patched from transformers 5.22 on", allow_module_level=True)
 
 SIDE, PATCH = 32, 8
 """Pixels a side of the images that every tiny model is "trained" on, and of its patches."""

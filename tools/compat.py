@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import site
 import subprocess
 import sys
 import time
 import venv
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 RELEASES = ("5.5.0", "5.14.1", "5.23.0")
 """The oldest that pyproject.toml allows, one between, and the newest."""
-CORE = ("test_compat.py", "test_laws.py", "test_plain_load.py", "test_images.py", "test_trainer.py")
+CHOSEN = ("tests", "-m", "core or release")
 
 
 class Outcome(NamedTuple):
@@ -56,7 +58,7 @@ def known_cells() -> set[tuple[str, str]]:
     return set(CELLS)
 
 
-def run(python: Path, folder: Path, chosen: list[str], workers: int) -> Path:
+def run(python: Path, folder: Path, chosen: Sequence[str], workers: int) -> Path:
     """Run the tests in an environment, in processes of their own; where they are reported."""
     report = folder / "tests.xml"
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *chosen]
@@ -97,7 +99,7 @@ def versions(python: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
-    parser.add_argument("--tests", nargs="+", default=[f"tests/{name}" for name in CORE], help="what pytest is to run")
+    parser.add_argument("--tests", type=shlex.split, default=CHOSEN, help="what pytest is to run, in one string")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compat")
     asked = parser.parse_args()

@@ -18,32 +18,12 @@ def query_offset(cache: Any, layer: int) -> Any:
     return cache.get_seq_length(layer) if ask is None else ask(layer)
 
 
-def sizes(cache: Any, length: int, layer: int) -> tuple[int, int]:
-    """How many keys a layer gives back after `length` new ones, and which token is the first of them."""
-    count, first = cache.get_mask_sizes(length, layer)
-    return count, first
-
-
-def slots(cache: Any) -> int:
-    """The most keys that any layer of a static cache has room for; 0 where caches grow."""
-    return max((getattr(layer, "max_cache_len", 0) for layer in cache.layers), default=0)
-
-
-def has_layers(cache: Any) -> bool:
-    """Whether it is one of transformers' caches, which keep one object for each layer of the model."""
-    return hasattr(cache, "layers")
-
-
 def layer_at(cache: Any, layer: int) -> Any:
     """A layer of a cache. Caches that grow make theirs when they are first written to: here they are made to."""
     kind = getattr(cache, "layer_class_to_replicate", None)
     while kind is not None and len(cache.layers) <= layer:
         cache.layers.append(kind())
     return cache.layers[layer]
-
-
-def set_layer(cache: Any, layer: int, replacement: Any) -> None:
-    cache.layers[layer] = replacement
 
 
 def emptied(layer: Any) -> None:

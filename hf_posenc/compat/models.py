@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from torch import nn
-from transformers import AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionMaskInterface, PreTrainedConfig, __version__
 from transformers.utils.hub import cached_file
 
 ATTENTION = "_attn_implementation"
@@ -20,6 +20,12 @@ ROTATES = re.compile(r"apply\w*rot", re.IGNORECASE)
 """In the names that a forward uses when it rotates channels."""
 ORIGIN = ("_name_or_path", "transformers_version")
 """What `config.to_dict()` says of where a config comes from, and not of the model."""
+
+
+def release() -> tuple[int, int]:
+    """The release of transformers that is installed, as numbers that can be compared."""
+    major, minor = __version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def attention_of(config: Any) -> str:

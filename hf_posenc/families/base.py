@@ -41,6 +41,8 @@ class Family:
     """None for the generic family, which serves whatever has what it looks for."""
     positions: str
     """What the family's own positions are, in a word."""
+    since: tuple[int, int] = (0, 0)
+    """The release of transformers from which on the model is built as said here."""
     axes: tuple[str, ...] = ("position",)
     """The coordinates of a token, each by its name."""
     part: tuple[str, str] | None = None
@@ -90,6 +92,7 @@ class Family:
 VisionFamily = partial(
     Family,
     positions="table",
+    since=(5, 22),
     axes=("x", "y"),
     length="image_size",
     table="embeddings.position_embeddings",

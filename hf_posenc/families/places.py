@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, __version__
 
+from ..compat.models import release
 from ..errors import UnsupportedModel
 from .base import FAMILIES, GENERIC, REFUSED, Family, family_of
 from .finding import Parts, RotarySite, Site, held_in, layers_with, module_at, parts_of, site_at
@@ -88,6 +89,11 @@ def places(model: PreTrainedModel) -> Places:
     if kind in REFUSED:
         raise UnsupportedModel(f"Models of type {kind!r} cannot be patched: {REFUSED[kind]}.")
     family, base = family_of(kind), model.base_model
+    if family is not None and release() < family.since:
+        raise UnsupportedModel(
+            f"Models of the {family.name!r} family are built otherwise by transformers {__version__}: to patch them "
+            f"needs {'.'.join(map(str, family.since))} or later. Upgrade it (pip install -U transformers)."
+        )
     text = model.config.get_text_config()
     parts = parts_of(base, text.model_type)
     if family is not None and (family.rotary or not parts.rotaries):

@@ -22,6 +22,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
+from ..compat.caches import UNREGISTERED, emptied, layer_at
 from ..errors import PosencError
 from .calls import Call, Reading
 
@@ -79,7 +80,7 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.keys, self.values, self.is_initialized = None, None, False
+        emptied(self)
         self.rooms = {}
 
     def offload(self) -> None:
@@ -131,7 +132,7 @@ class SinkLayer(DynamicLayer):
     def reset(self) -> None:
         super().reset()
         self.given, self.keep = 0, None
-        self.keys, self.values, self.is_initialized = None, None, False
+        emptied(self)
 
     def crop(self, tokens_to_remove: int) -> None:
         if self.given > self.held:
@@ -274,7 +275,7 @@ def carrying(kind: Any) -> Any:
     """The kind of layer that holds companions and is otherwise of this kind."""
     moved = {name: _with_companions(getattr(kind, name)) for name in OPERATIONS if hasattr(kind, name)}
     # A layer type would be registered with transformers in the place of the model's own.
-    return type(f"Carrying{kind.__name__}", (Carrying, kind), {**moved, "_layer_type": None})
+    return type(f"Carrying{kind.__name__}", (Carrying, kind), {**moved, **UNREGISTERED})
 
 
 def _with_companions(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,10 +299,7 @@ def settle(cache: Any, slot: int, forgets: bool = False) -> Any:
             f"This scheme must know where the keys of a cache stand, and a {type(cache).__name__} has no layers that "
             "could keep it. Pass a Cache of transformers, or none."
         )
-    replicated = getattr(cache, "layer_class_to_replicate", None)
-    while len(cache.layers) <= slot and replicated is not None:
-        cache.layers.append(replicated())
-    layer: Any = cache.layers[slot]
+    layer = layer_at(cache, slot)
     if isinstance(layer, Carrying) and isinstance(layer, SinkLayer) == forgets:
         return layer
     if forgets:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
+from ..compat.caches import query_offset
 from ..compat.models import attention_of
 from ..core.biases import Bias
 from ..core.effects import FollowingRotation, Rotation
@@ -230,7 +231,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if link.borrows:
         call = cache.layers[slot].call
     else:
-        start, (_, first) = cache.get_query_offset(slot), cache.get_mask_sizes(states.shape[1], slot)
+        start, (_, first) = query_offset(cache, slot), cache.get_mask_sizes(states.shape[1], slot)
         positions = _of_queries(module, kwargs, link, start)
         call = Call(positions, positions, None if isinstance(start, Tensor) else start - first)
         layer = settle(cache, slot, shared.forgets)
