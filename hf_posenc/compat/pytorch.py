@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -24,28 +24,69 @@ def cpu_attention(
     return output, sums
 
 
+def cpu_attention_gradients(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    sums: Tensor,
+    *,
+    causal: bool,
+    scaling: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values from that of the output. Where these keys are a part of those that the
+    queries see, `output` and `sums` are those of all, and what is found is what this part adds."""
+    kernel = getattr(torch.ops.aten, KERNEL + "_backward")
+    of_query, of_key, of_value = kernel(gradient, query, key, value, output, sums, 0.0, causal, scale=scaling)
+    return of_query, of_key, of_value
+
+
 def _proved(dtype: torch.dtype) -> bool:
     """Whether that kernel exists and does what is said of it, on numbers that plain arithmetic can check."""
     numbers = torch.linspace(-1.0, 1.0, 2 * 3 * 4, dtype=torch.float32, device="cpu").reshape(2, 1, 3, 4).to(dtype)
-    query, key, value = numbers, numbers.flip(2), numbers.flip(3)
     mask = torch.tensor([0.5, -1.0, 2.0], device="cpu").to(dtype).expand(2, 1, 3, 3)
-    scores = query.float() @ key.float().transpose(2, 3) * 0.7
+    near = 2e-2 if dtype.itemsize < 4 else 1e-5
     try:
-        for added, causal in ((None, False), (None, True), (mask, True)):
-            output, sums = cpu_attention(query, key, value, causal=causal, scaling=0.7, mask=added)
-            seen = scores if added is None else scores + added.float()
-            if causal:
-                later = torch.ones(3, 3, dtype=torch.bool, device="cpu").triu(1)
-                seen = seen.masked_fill(later, float("-inf"))
-            error = max(
-                float((output.float() - seen.softmax(-1) @ value.float()).abs().max()),
-                float((sums.float() - seen.logsumexp(-1)).abs().max()),
-            )
-            if not error < (2e-2 if dtype.itemsize < 4 else 1e-5):
-                return False
+        errors = [
+            *(_error(numbers, causal, added) for added, causal in ((None, False), (None, True), (mask, True))),
+            *(_gradient_error(numbers, causal) for causal in (False, True)),
+        ]
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False
-    return True
+    return all(error < near for error in errors)
+
+
+def _error(numbers: Tensor, causal: bool, mask: Tensor | None) -> float:
+    """Of outputs and sums."""
+    query, key, value = numbers, numbers.flip(2), numbers.flip(3)
+    found = cpu_attention(query, key, value, causal=causal, scaling=0.7, mask=mask)
+    scores = _scores(query, key, causal) + (0.0 if mask is None else mask.float())
+    return _apart(found, (scores.softmax(-1) @ value.float(), scores.logsumexp(-1)))
+
+
+def _gradient_error(numbers: Tensor, causal: bool) -> float:
+    """Of what a part adds to the gradients; outputs and sums are said to be those of more keys."""
+    exact = torch.promote_types(numbers.dtype, torch.float32)
+    query, key, value, gradient, output = (numbers, *(numbers.flip(axis) for axis in (2, 3, 0, 1)))
+    scores = _scores(query, key, causal)
+    sums = scores.logsumexp(-1) + 0.5
+    whole = (output, sums.to(exact))
+    found = cpu_attention_gradients(gradient, query, key, value, *whole, causal=causal, scaling=0.7)
+    query, key, value, gradient, output = (x.float() for x in (query, key, value, gradient, output))
+    weights = (scores - sums[..., None]).exp()
+    of_scores = weights * (gradient @ value.mT - (output * gradient).sum(-1, keepdim=True)) * 0.7
+    return _apart(found, (of_scores @ key, of_scores.mT @ query, weights.mT @ gradient))
+
+
+def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    scores = query.float() @ key.float().mT * 0.7
+    later = torch.ones(scores.shape[2:], dtype=torch.bool, device="cpu").triu(1)
+    return scores.masked_fill(later, float("-inf")) if causal else scores
+
+
+def _apart(found: Sequence[Tensor], meant: Sequence[Tensor]) -> float:
+    return max(float((one.float() - other).abs().max()) for one, other in zip(found, meant, strict=True))
 
 
 def proved_dtypes() -> tuple[torch.dtype, ...]:

@@ -18,11 +18,11 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from ..compat.pytorch import assert_later
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
-from . import kernels
+from . import kernels, layouts, tiles
 from .calls import Call
 from .grids import GridLink
 from .kernels import is_causal
-from .masks import in_order, mask_rows, shown, sight
+from .masks import in_order, mask_rows, shown, sight, telling_padding
 from .positions import PREFIX, Link, Positions, rotate
 from .zones import attend_in_zones
 
@@ -136,7 +136,7 @@ def _attend_in_stages(
     shared: Positions,
     **kwargs: Any,
 ) -> Output:
-    """Keys come unturned from the cache; they are turned once for each stage that queries of this call are in."""
+    """Keys come as they are from the cache; they are rotated once for each stage that queries of this call are in."""
     assert isinstance(shared.rotation, FollowingRotation)
     causal = is_causal(module, kwargs)
     queries, keys = (p.expand(query.shape[0], -1) for p in (call.query, call.key(key.shape[2])))
@@ -151,6 +151,8 @@ def _attend_in_stages(
     stages = [0] if query.shape[2] == 1 else stage.unique().tolist()
     if len(stages) == 1:
         return kernel(module, *rotated(slice(None), stage[:, 0]), value, mask, **kwargs)
+    if causal and kernel is kernels.sdpa and (job := _in_tiles(module, query, key, value, mask, call, shared, kwargs)):
+        return tiles.attend(query, key, value, job), None
     parts = []
     for now in stages:
         here = stage == now
@@ -160,6 +162,22 @@ def _attend_in_stages(
         q, k = rotated(part, torch.full_like(stage[:, 0], now))
         parts.append((here[:, part], part, kernel(module, q, k, value, rows, **{**kwargs, "is_causal": False})))
     return _merge(parts, query.shape[2])
+
+
+def _in_tiles(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    shared: Positions,
+    kwargs: dict[str, Any],
+) -> tiles.Job | None:
+    if (kwargs.get("dropout") and module.training) or kwargs.get("softcap") or kwargs.get("s_aux") is not None:
+        return None
+    scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
+    return layouts.job(query, key, value, mask, call.query, call.key(key.shape[2]), shared, scaling)
 
 
 def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:
@@ -191,4 +209,4 @@ def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool, a
 for _name, _kernel, _mask in (("sdpa", kernels.sdpa, sdpa_mask), ("eager", kernels.eager, eager_mask)):
     # Without its mask function an attention function gets no mask, and padding would be seen in silence.
     AttentionInterface.register(PREFIX + _name, partial(attend, _kernel))
-    AttentionMaskInterface.register(PREFIX + _name, _mask)
+    AttentionMaskInterface.register(PREFIX + _name, telling_padding(_mask))

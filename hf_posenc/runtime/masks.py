@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ BLOCK = 512
 """Queries whose part of a mask is looked at together."""
 NOTE = "posenc_sight"
 """Where a mask carries what was found about it, for the other layers of a pass."""
+PADDING = "posenc_padding"
+"""Where a mask that was made of which tokens are padding carries which they are."""
 
 
 class Sight(NamedTuple):
@@ -85,6 +87,23 @@ def _examined(mask: Tensor, query: Tensor, key: Tensor, first: int | None, risin
         shift, own = key - slots, query - slots[first : first + length]
         gapless = none(lambda part: shift[:, None, :] != own[:, part, None])
     return Sight(behind, earlier, gapless)
+
+
+def telling_padding(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """A function of transformers that makes masks, whose masks tell which tokens are padding."""
+
+    def made(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        mask = make(*args, attention_mask=attention_mask, **kwargs)
+        if mask is not None and attention_mask is not None and not torch.compiler.is_compiling():
+            setattr(mask, PADDING, attention_mask == 0)
+        return mask
+
+    return made
+
+
+def padding_of(mask: Tensor) -> Tensor | None:
+    """Which tokens are padding, (batch, keys), of a mask that tells."""
+    return getattr(mask, PADDING, None)
 
 
 def in_order(query: Tensor) -> Tensor:

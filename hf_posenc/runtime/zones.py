@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..core.patterns import Pattern
-from . import few, triangles
+from . import few, layouts, tiles
 from .calls import Call
 from .positions import FEW, Positions, rotate
 
@@ -84,10 +84,11 @@ def attend_in_zones(
     sharper = pattern.sharpness(_text_length(work))
     if sharper is not None:
         work = work._replace(query=query * sharper[:, None, :, None].to(query.dtype))
-    if not weighs and mask is None and _plain(work) and call.without_gaps(False):
-        groups = query.shape[1] // key.shape[1]
-        output = triangles.attend(work._replace(key=repeat_kv(key, groups), value=repeat_kv(value, groups)))
-        return output.transpose(1, 2).contiguous(), None
+    bare = not work.dropout and work.softcap is None and work.sinks is None
+    if causal and bare and not weighs:
+        job = layouts.job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
+        if job is not None:
+            return tiles.attend(work.query, key, value, job), None
     if not weighs and length <= FEW and few.fits(work):
         return few.attend(work).transpose(1, 2).contiguous(), None
     return in_blocks(work, causal and mask is None, weighs)
@@ -101,17 +102,6 @@ def _text_length(work: Work) -> Tensor:
         return torch.full_like(work.at, work.key.shape[2])
     seen = work.mask if work.mask.dtype == torch.bool else work.mask == 0
     return seen[:, 0].any(1).sum(-1, keepdim=True).expand(-1, work.at.shape[1])
-
-
-def _plain(work: Work) -> bool:
-    """Whether the way by triangles fits: one text without holes, from its first token on, and no gradient."""
-    if torch.compiler.is_compiling():
-        return False
-    square = work.query.shape[2] == work.key.shape[2] > 1 and work.query.shape[3] == work.value.shape[3]
-    bare = work.dropout == 0.0 and work.softcap is None and work.sinks is None
-    cpu = work.query.device.type == "cpu" and not torch.is_grad_enabled()
-    fits = triangles.fits(work.pattern, work.query.dtype)
-    return square and bare and cpu and fits and bool((work.at[:, 0] == 0).all())
 
 
 def in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,215 @@
+"""Patterns and stages of whole texts as tiles, and the texts that the rows of a call hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..compat.pytorch import changes_of
+from ..core.effects import FollowingRotation
+from ..core.patterns import Banded, Chunked, Pattern, Scattered
+from .calls import Angles
+from .flash import fits
+from .masks import padding_of, shown
+from .positions import Positions, rotate
+from .tiles import Job, Keys, Queries, Run, Span, Tile, band, beyond, blocks, plain
+
+BLOCK = 512
+"""Queries whose part of a mask is looked at together."""
+NOTE = "posenc_texts"
+"""Where a mask carries what was found about it, for the other layers of a pass."""
+
+
+def job(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    at: Tensor,
+    keys_at: Tensor,
+    shared: Positions,
+    scaling: float,
+) -> Job | None:
+    """A causal call in tiles, where they fit: whole texts, on a device whose kernel tells its sums."""
+    pattern, square = shared.pattern, query.shape[2] == key.shape[2] > 1
+    if torch.compiler.is_compiling() or not square or not fits(query, value):
+        return None
+    if pattern is not None and not tiled(pattern):
+        return None
+    found = texts(mask, at, len(query))
+    alike = (keys_at == at) | (keys_at < 0)  # keys of padding may stand nowhere
+    if found is None or not bool(alike.all()):
+        return None
+    if pattern is not None and not anywhere(pattern) and any(bool((_of(at, t)[:, 0] != 0).any()) for t in found):
+        return None
+    return Job(
+        found,
+        lambda text: layout(shared, _of(at, text)),
+        lambda x, angles: rotate(x, angles, shared.layout),
+        scaling,
+    )
+
+
+def _of(at: Tensor, text: Span) -> Tensor:
+    """The positions of a text, (batch or 1, tokens)."""
+    return at[:, text.tokens] if len(at) == 1 else at[text.rows, text.tokens]
+
+
+# --- tiles ---
+
+
+def tiled(pattern: Pattern) -> bool:
+    """Whether a pattern can be laid out in tiles."""
+    if isinstance(pattern, Scattered):
+        return pattern.causal and pattern.stride is None and not pattern.random_blocks
+    return isinstance(pattern, (Banded, Chunked)) and pattern.causal
+
+
+def anywhere(pattern: Pattern) -> bool:
+    """Whether the tiles of a text are the same wherever it begins to count."""
+    return isinstance(pattern, Banded) and (pattern.far is None or pattern.far.first is None)
+
+
+def layout(shared: Positions, at: Tensor) -> Sequence[Keys]:
+    """The tiles of one text whose tokens stand at these positions, (batch or 1, tokens)."""
+    if isinstance(shared.rotation, FollowingRotation):
+        return _staged(shared, shared.rotation, at)
+    pattern = shared.pattern
+    if isinstance(pattern, Chunked):
+        return _chunked(pattern, shared, at)
+    assert isinstance(pattern, (Banded, Scattered))
+    length, own = at.shape[1], _angles(shared, at)
+    near = band(length, pattern.window)
+    if isinstance(pattern, Scattered):
+        near = near + beyond(length, pattern.window, pattern.global_tokens)
+    whole = [Keys(own, length, [Queries(own, slice(0, length), near)])]
+    if isinstance(pattern, Scattered) or pattern.far is None or length <= pattern.window:
+        return whole
+    window, far = pattern.window, pattern.far
+    tiles = beyond(length, window, far.first)
+    end = max(tile.key.start + tile.key.size for tile in tiles)
+    queries, keys = _angles(shared, far.query(at[:, window:])), _angles(shared, far.key(at[:, :end]))
+    return [*whole, Keys(keys, end, [Queries(queries, slice(window, length), tiles)])]
+
+
+def _angles(shared: Positions, at: Tensor) -> Angles | None:
+    return None if shared.rotation is None else shared.angles(at)
+
+
+def _chunked(pattern: Chunked, shared: Positions, at: Tensor) -> Sequence[Keys]:
+    length, size = at.shape[1], pattern.chunk
+    place = at % size
+    own = _angles(shared, place)
+    found = [Queries(own, slice(0, length), blocks(length, size))]
+    whole, rest = divmod(length, size)
+    if length > size:
+        tiles = [Tile(Run(size, size, whole - 1, size), Run(0, size, whole - 1, size))] if whole > 1 else []
+        if rest:
+            tiles.append(Tile(Run(whole * size, rest), Run((whole - 1) * size, size)))
+        after = (place[:, size:] + size).clamp(max=pattern.reach - 1)
+        found.append(Queries(_angles(shared, after), slice(size, length), tiles))
+    if length > 2 * size:
+        starts = range(2 * size, length, size)
+        tiles = [Tile(Run(start, min(size, length - start)), Run(0, start - size)) for start in starts]
+        last = torch.full_like(at[:, 2 * size :], pattern.reach - 1)
+        found.append(Queries(_angles(shared, last), slice(2 * size, length), tiles))
+    return [Keys(own, length, found)]
+
+
+def _staged(shared: Positions, rotation: FollowingRotation, at: Tensor) -> Sequence[Keys]:
+    """Tokens of one stage after the other, each with keys that are rotated for its stage."""
+    stages = rotation.stage(at[:1] + 1)[0]
+    _, counts = stages.unique_consecutive(return_counts=True)
+    found, start = [], 0
+    for count in counts.tolist():
+        end = start + count
+        tiles = plain(start, end)
+        if start:
+            tiles.append(Tile(Run(start, count), Run(0, start)))
+        cos, sin = shared.angles(at[:, :end], stages[start].expand(len(at)))
+        queries = (cos[:, start:], sin[:, start:])
+        found.append(Keys((cos, sin), end, [Queries(queries, slice(start, end), tiles)]))
+        start = end
+    return found
+
+
+# --- texts ---
+
+
+class _Note(NamedTuple):
+    """What was found about a mask, and for which positions: one that is used again may come with others."""
+
+    version: int
+    at: Tensor
+    found: list[Span] | None
+
+
+def texts(mask: Tensor | None, at: Tensor, batch: int) -> list[Span] | None:
+    """The texts in the rows of a causal call without a cache: stretches of tokens at positions that rise by one, each
+    of which sees those of its own text up to itself, and no others. None if something else is seen."""
+    if mask is None:
+        if not bool((at.diff(dim=-1) == 1).all()):
+            return None
+        return _together([Span(slice(row, row + 1), slice(0, at.shape[1])) for row in range(batch)], at)
+    noted: _Note | None = getattr(mask, NOTE, None)
+    if noted is not None and noted.version == changes_of(mask) and torch.equal(noted.at, at):
+        return noted.found
+    found = _texts(mask, at.expand(batch, -1))
+    if not mask.is_inference():  # such a mask does not say whether it was changed
+        setattr(mask, NOTE, _Note(changes_of(mask), at.clone(), found))
+    return found
+
+
+def _texts(mask: Tensor, at: Tensor) -> list[Span] | None:
+    if mask.shape[1] != 1 or mask.shape[2] != mask.shape[3] or mask.shape[2] != at.shape[1]:
+        return None
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    if seen is not mask and not torch.equal(seen, shown(mask)):  # it adds something to what is seen
+        return None
+    seen = seen[:, 0].expand(len(at), -1, -1)
+    real = seen.diagonal(dim1=1, dim2=2)
+    on = torch.zeros_like(real)
+    on[:, 1:] = real[:, 1:] & real[:, :-1] & (at.diff(dim=-1) == 1)
+    found = []
+    for row in range(len(at)):
+        starts = (real[row] & ~on[row]).nonzero()[:, 0].tolist()
+        ends = (real[row] & ~torch.cat([on[row, 1:], on.new_zeros(1)])).nonzero()[:, 0].tolist()
+        found += [Span(slice(row, row + 1), slice(s, e + 1)) for s, e in zip(starts, ends, strict=True)]
+    if not _only_padding(seen, real, padding_of(mask)):
+        return None
+    if not all(_alone(seen[span.rows.start], span.tokens) for span in found):
+        return None
+    return _together(found, at)
+
+
+def _only_padding(seen: Tensor, real: Tensor, padding: Tensor | None) -> bool:
+    """Whether tokens that do not see themselves are padding, whose outputs nobody reads, or see nothing."""
+    if padding is not None and padding.shape == real.shape:
+        real = real | padding
+    return not any(bool(rows[~own].any()) for rows, own in zip(seen, real, strict=True))
+
+
+def _together(found: list[Span], at: Tensor) -> list[Span]:
+    """All rows at once, where they hold one text each, of the same tokens at the same positions."""
+    if [span.rows.start for span in found] != list(range(found[-1].rows.stop if found else 0)):
+        return found
+    if len({(span.tokens.start, span.tokens.stop) for span in found}) != 1 or bool((at[:, 0] != at[0, 0]).any()):
+        return found
+    return [Span(slice(0, len(found)), found[0].tokens)]
+
+
+def _alone(seen: Tensor, tokens: slice) -> bool:
+    """Whether tokens of a row see those of the same text up to themselves, and no others."""
+    for start in range(tokens.start, tokens.stop, BLOCK):
+        rows = seen[start : min(start + BLOCK, tokens.stop)]
+        end = start + len(rows)
+        if not bool(rows[:, tokens.start : start].all()) or bool(rows[:, : tokens.start].any()):
+            return False
+        if bool(rows[:, end:].any()) or not torch.equal(
+            rows[:, start:end], torch.ones_like(rows[:, start:end]).tril()
+        ):
+            return False
+    return True
