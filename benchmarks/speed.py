@@ -1,10 +1,11 @@
 """How fast patched models decode, train and read, as a ratio to the unpatched model in the same run.
 
-    python benchmarks/speed.py [--only decode|training|padded|prefill] [--device cpu|cuda] [--out FILE.json]
+    python benchmarks/speed.py [--only decode|variants|compiled|training|padded|prefill] [--device cpu|cuda]
 
-LLaMA shape, 4 layers, 8 heads x 64, trained at 2048, window 1024, factor 4. Candidates take turns and medians are
-compared, so that a busy machine disturbs them alike; `--clock cpu` with `--threads 1` counts only the time that the
-process itself had. Each run writes a JSON, from which the table in the docs is made.
+LLaMA shape, 4 layers, 8 heads x 64, trained at 2048, window 1024, factor 4. All candidates of a group take turns and
+medians are compared, so that a busy machine disturbs them alike; `--busy` counts only the time that the process itself
+had, on one thread. What was measured is written to docs/results/ as JSON, a file for each kind of device, in which the
+rows of other groups stay; `make docs` makes the table in docs/costs.md of it. Under eight minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import gc
 import json
 import platform
 import statistics
-import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,37 +25,20 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from speed_models import FOLLOWING, SHORT, ZONES, cache_of, model_of, size_of, token_ids, trained_biases
 
-from hf_posenc import patch_model
-
-TRAINED, WINDOW = 2048, 1024
-OPTIONS: dict[str, dict[str, Any]] = {
-    "yarn": dict(factor=4.0),
-    "alibi": {},
-    "t5": {},
-    "dynamic_ntk": {},
-    "longrope": dict(factor=4.0),
-    "self_extend": dict(factor=4.0, window=WINDOW),
-    "rerope": dict(window=WINDOW),
-    "dca": {},
-    "streaming": dict(window=WINDOW),
-    "lm_infinite": dict(window=WINDOW),
-    "window": dict(window=WINDOW),
-    "sparse": dict(window=WINDOW),
-    "rope": {},
-}
-FOLLOWING, ZONES = ("dynamic_ntk", "longrope"), ("self_extend", "rerope", "dca")
-SHORT = ("window", "streaming", "lm_infinite", "sparse")
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BEFORE = {
     "decode": {"dynamic_ntk": 2.45, "longrope": 2.26, "self_extend": 4.08, "rerope": 4.16, "dca": 5.62}
-    | {"window": 1.04, "sparse": 1.05, "rope": 1.10},
-    "training": {"self_extend": 2.45, "rerope": 2.34, "dca": 2.90, "window": 1.55, "sparse": 1.26},
-    "padded": {"self_extend": 1.56, "rerope": 1.47, "dca": 1.89, "window": 1.01, "sparse": 1.13},
+    | {"window": 1.04, "sparse": 1.05, "rope": 1.10, "yarn": 1.00, "alibi": 1.07, "t5": 1.18},
+    "training": {"t5": 2.31, "self_extend": 2.45, "rerope": 2.34, "dca": 2.90, "window": 1.55, "sparse": 1.26},
     "prefill": {"dynamic_ntk": 2.01, "longrope": 1.66, "self_extend": 1.35, "rerope": 1.30, "dca": 1.15}
-    | {"window": 0.76, "sparse": 1.09},
+    | {"window": 0.76, "sparse": 1.09, "yarn": 0.97, "alibi": 0.92, "t5": 1.09},
 }
 """What was measured before anything was aimed at."""
+DECODE = dict.fromkeys(FOLLOWING, 1.15) | dict.fromkeys(ZONES, 1.3) | dict.fromkeys(SHORT, 0.7)
+GROWTH, MEMORY = 1.1, 1.6
+VARIANTS = ("gqa", "batch 8", "bf16", "static")
 
 
 @dataclass
@@ -68,13 +52,14 @@ class Row:
     goal: float | None = None
     before: float | None = None
     unit: str = "time / unpatched"
-    milliseconds: float = 0.0
+    milliseconds: float | None = None
 
     def __str__(self) -> str:
         told = [f"{x:6.2f}" if x is not None else "     -" for x in (self.before, self.goal, self.measured)]
         fine = "" if self.goal is None else "  ok" if self.measured <= self.goal else "  MISSED"
+        took = "" if self.milliseconds is None else f" ({self.milliseconds:.1f} ms)"
         name = f"{self.what:<9} {self.scheme:<12} {self.length:>5} {self.variant:<8}"
-        return f"{name} {' '.join(told)}  {self.unit} ({self.milliseconds:.1f} ms){fine}"
+        return f"{name} {' '.join(told)}  {self.unit}{took}{fine}"
 
 
 @dataclass
@@ -83,196 +68,142 @@ class Bench:
     rounds: int
     clock: Callable[[], float]
 
-    def time(self, *calls: Callable[[], object]) -> list[float]:
+    def times(self, calls: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, float]:
         """Medians of calls that take turns, in milliseconds; the first turn is not counted."""
-        times: list[list[float]] = [[] for _ in calls]
-        for turn in range(self.rounds + 1):
-            for call, found in zip(calls, times, strict=True):
+        found: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range((rounds or self.rounds) + 1):
+            for name, call in calls.items():
                 self._wait()
                 start = self.clock()
                 call()
                 self._wait()
                 if turn:
-                    found.append(self.clock() - start)
-        return [1000 * statistics.median(found) for found in times]
+                    found[name].append(self.clock() - start)
+        return {name: 1000 * statistics.median(times) for name, times in found.items()}
 
     def _wait(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def model(self, variant: str = "", kind: str = "llama") -> Any:
-        torch.manual_seed(0)
-        if kind == "gpt2":
-            sizes = dict(n_embd=512, n_layer=4, n_head=8, n_positions=8192, vocab_size=1000)
-            model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-        else:
-            config = LlamaConfig(
-                hidden_size=512,
-                intermediate_size=1376,
-                num_hidden_layers=4,
-                num_attention_heads=8,
-                num_key_value_heads=2 if variant == "gqa" else 8,
-                vocab_size=1000,
-                max_position_embeddings=TRAINED,
-            )
-            model = LlamaForCausalLM(config)
-        dtype = torch.bfloat16 if variant == "bf16" else torch.float32
-        return model.eval().to(self.device, dtype)
 
-    def patched(self, scheme: str, variant: str = "", kind: str = "llama") -> Any:
-        return patch_model(self.model(variant, kind), scheme, **OPTIONS[scheme])
-
-    def ids(self, batch: int, length: int) -> Any:
-        generator = torch.Generator().manual_seed(1)
-        return torch.randint(3, 1000, (batch, length), generator=generator).to(self.device)
+# --- decoding
 
 
-def filled(model: Any, batch: int, length: int, static: bool, device: str) -> Any:
-    """A cache of so many tokens, without the time that it takes to read them."""
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    shape = (batch, heads, length, config.hidden_size // config.num_attention_heads)
-    cache: Any = StaticCache(config=config, max_cache_len=length + 64) if static else DynamicCache(config=config)
-    generator = torch.Generator().manual_seed(2)
-    forgets = getattr(config, "posenc", {}).get("scheme") == "streaming"
-    if forgets:  # nobody else can fill its cache
-        for part in torch.randint(3, 1000, (batch, length), generator=generator).to(device).split(1024, 1):
-            model(part, past_key_values=cache, logits_to_keep=1)
-        return cache
-    for layer in range(config.num_hidden_layers):
-        keys = torch.randn(shape, generator=generator).to(device, model.dtype)
-        cache.update(keys, keys.flip(-1), layer)
-    return cache
-
-
-def size_of(held: Any, known: set[int]) -> int:
-    """Bytes of all tensors in a cache or a layer, each memory once."""
-    if isinstance(held, torch.Tensor):
-        storage = held.untyped_storage()
-        fresh = storage.data_ptr() not in known
-        known.add(storage.data_ptr())
-        return storage.nbytes() if fresh else 0
-    if isinstance(held, dict):
-        return sum(size_of(value, known) for value in held.values())
-    if isinstance(held, (list, tuple)):
-        return sum(size_of(value, known) for value in held)
-    return sum(size_of(value, known) for value in vars(held).values()) if hasattr(held, "__dict__") else 0
-
-
-@torch.no_grad()
-def decode_rows(bench: Bench, schemes: list[str], variants: list[str], lengths: list[int]) -> Iterator[Row]:
-    goals = dict.fromkeys(FOLLOWING, 1.15) | dict.fromkeys(ZONES, 1.3) | dict.fromkeys(SHORT, 0.7)
-    for variant in variants:
-        batch, static = 8 if variant == "batch8" else 1, variant.endswith("static")
-        for length in lengths:
-            plain = stepper(bench, bench.model(variant), batch, length, static, variant == "compiled static")
-            for scheme in schemes:
-                if scheme == "rope" or (static and scheme == "streaming"):
-                    continue
-                model = bench.patched(scheme, variant)
-                step = stepper(bench, model, batch, length, static, variant == "compiled static")
-                base, time_ = bench.time(plain, step)
-                goal = goals.get(scheme) if length == 8192 else None
-                goal = goal and goal * (1.1 if variant else 1)
-                before = BEFORE["decode"].get(scheme) if (length, variant) == (8192, "") else None
-                yield Row("decode", scheme, length, variant, time_ / base, goal, before, milliseconds=time_)
-                if scheme in (*FOLLOWING, *ZONES) and not variant:
-                    ratio = size_of(step.cache, set()) / size_of(plain.cache, set())
-                    yield Row("decode", scheme, length, variant, ratio, 1.6, unit="memory of the cache / unpatched")
-                del step, model
-                gc.collect()
-    if "rope" in schemes:
-        plain = stepper(bench, bench.model("", "gpt2"), 1, 2048, False)
-        step = stepper(bench, bench.patched("rope", "", "gpt2"), 1, 2048, False)
-        base, time_ = bench.time(plain, step)
-        yield Row("decode", "rope", 2048, "gpt2", time_ / base, 1.03, BEFORE["decode"]["rope"], milliseconds=time_)
-
-
-def stepper(bench: Bench, model: Any, batch: int, length: int, static: bool, compiled: bool = False) -> Any:
-    """A call that decodes four tokens more."""
-    cache, ids = filled(model, batch, length, static, bench.device), bench.ids(batch, 1)
-    run = torch.compile(model, dynamic=False) if compiled else model
+def stepper(bench: Bench, scheme: str, variant: str, length: int, kind: str = "llama", tokens: int = 4) -> Any:
+    """A call that decodes some tokens more."""
+    batch, static = 8 if variant == "batch 8" else 1, variant in ("static", "compiled")
+    model = model_of(scheme, bench.device, variant, kind)
+    cache, ids = cache_of(model, batch, length, static), token_ids(batch, 1, bench.device)
+    run = torch.compile(model, dynamic=False) if variant == "compiled" else model
     at = torch.tensor([[length]], device=bench.device)
 
-    def step() -> None:
+    def step(count: int = tokens) -> None:
         nonlocal at
-        for _ in range(4):
+        for _ in range(count):
             run(ids, past_key_values=cache, position_ids=at)
             at = at + 1
 
     step.cache = cache  # type: ignore[attr-defined]
-    for _ in range(3):
-        run(ids, past_key_values=cache, position_ids=at)
-        at = at + 1
+    step(3)
     return step
 
 
-def training_rows(bench: Bench, schemes: list[str], variants: list[str], lengths: list[int]) -> Iterator[Row]:
-    goals = dict.fromkeys(ZONES, 1.6) | dict.fromkeys(("window", "sparse"), 1.0)
-    for variant in variants:
-        for length in lengths:
-            ids = bench.ids(1, length)
-
-            def stepped(model: Any, ids: Any = ids) -> Callable[[], object]:
-                def step() -> None:
-                    model.zero_grad()
-                    model(ids, labels=ids, use_cache=False).loss.backward()
-
-                model.train()
-                return step
-
-            plain = stepped(bench.model(variant))
-            for scheme in schemes:
-                base, time_ = bench.time(plain, stepped(bench.patched(scheme, variant)))
-                fits = length == 4096 if scheme in ("window", "sparse") else length == 2048
-                goal = goals.get(scheme) if fits else None
-                before = BEFORE["training"].get(scheme) if length == 2048 else None
-                yield Row("training", scheme, length, variant, time_ / base, goal, before, milliseconds=time_)
-                gc.collect()
+@torch.no_grad()
+def decode_rows(bench: Bench) -> Iterator[Row]:
+    schemes, found, memory = ["yarn", "alibi", "t5", *DECODE], {}, {}
+    for length in (4096, 8192):
+        steps = {scheme: stepper(bench, scheme, "", length) for scheme in ["", *schemes]}
+        found[length] = bench.times(steps)
+        memory = {scheme: size_of(step.cache, set()) for scheme, step in steps.items()}
+        del steps
+        for scheme in schemes:
+            ratio = found[length][scheme] / found[length][""]
+            goal, before = (DECODE.get(scheme), BEFORE["decode"].get(scheme)) if length == 8192 else (None, None)
+            yield Row("decode", scheme, length, "", ratio, goal, before, milliseconds=found[length][scheme])
+    for scheme in (*FOLLOWING, *ZONES):
+        growth = [times[scheme] / times[""] for times in found.values()]
+        yield Row("decode", scheme, 8192, "", growth[1] / growth[0], GROWTH, unit="that ratio / the same at 4096")
+        yield Row("decode", scheme, 8192, "", memory[scheme] / memory[""], MEMORY, unit="cache / unpatched")
+    gpt2 = {scheme: stepper(bench, scheme, "", 2048, "gpt2", 8) for scheme in ("", "rope")}
+    times = bench.times(gpt2, 2 * bench.rounds)
+    row = Row("decode", "rope", 2048, "gpt2", times["rope"] / times[""], 1.03, BEFORE["decode"]["rope"])
+    yield row
 
 
 @torch.no_grad()
-def padded_rows(bench: Bench, schemes: list[str], variants: list[str], lengths: list[int]) -> Iterator[Row]:
+def variant_rows(bench: Bench, variants: tuple[str, ...] = VARIANTS) -> Iterator[Row]:
+    """Two candidates at a time: eight rows of a cache are a gigabyte."""
     for variant in variants:
-        for length in lengths:
-            ids = bench.ids(2, length)
-            mask = torch.ones_like(ids)
-            mask[0, : length // 4] = 0
-            places = (mask.cumsum(-1) - 1).clamp(min=0)
-            inputs = dict(use_cache=False, logits_to_keep=1)
-            told = dict(attention_mask=mask, position_ids=places, **inputs)
-            plain = bench.model(variant)
-            for scheme in schemes:
-                model = bench.patched(scheme, variant)
-                base, whole, time_ = bench.time(
-                    partial(plain, ids, **told), partial(model, ids, **inputs), partial(model, ids, **told)
-                )
-                before = BEFORE["padded"].get(scheme)
-                goal = 1.2 if scheme in (*ZONES, *SHORT) else None
-                unit = "time / unpadded"
-                yield Row("padded", scheme, length, variant, time_ / whole, goal, None, unit, time_)
-                yield Row("padded", scheme, length, variant, time_ / base, None, before, milliseconds=time_)
+        plain = stepper(bench, "", variant, 8192, tokens=2)
+        for scheme, goal in DECODE.items():
+            if scheme == "streaming" and variant in ("static", "compiled"):  # it keeps a cache of its own
+                continue
+            times = bench.times({"": plain, "us": stepper(bench, scheme, variant, 8192, tokens=2)}, 4)
+            ratio = times["us"] / times[""]
+            yield Row("decode", scheme, 8192, variant, ratio, round(1.1 * goal, 2), milliseconds=times["us"])
+
+
+# --- training and reading
+
+
+def training_rows(bench: Bench) -> Iterator[Row]:
+    goals = {
+        2048: dict.fromkeys(trained_biases(), 1.3) | dict.fromkeys(ZONES, 1.6),
+        4096: dict.fromkeys(("window", "sparse"), 1.0),
+    }
+
+    def step(model: Any, ids: Any) -> None:
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+
+    for length, schemes in goals.items():
+        ids = token_ids(1, length, bench.device)
+        models = {scheme: model_of(scheme, bench.device).train() for scheme in ["", *schemes]}
+        times = bench.times({scheme: partial(step, model, ids) for scheme, model in models.items()}, 3)
+        for scheme, goal in schemes.items():
+            before = BEFORE["training"].get(scheme)
+            ratio = times[scheme] / times[""]
+            yield Row("training", scheme, length, "", ratio, goal, before, milliseconds=times[scheme])
 
 
 @torch.no_grad()
-def prefill_rows(bench: Bench, schemes: list[str], variants: list[str], lengths: list[int]) -> Iterator[Row]:
-    for variant in variants:
-        for length in lengths:
-            ids, plain = bench.ids(1, length), bench.model(variant)
-            for scheme in schemes:
-                model = bench.patched(scheme, variant)
-                inputs = dict(use_cache=True, logits_to_keep=1)
-                base, time_ = bench.time(partial(plain, ids, **inputs), partial(model, ids, **inputs))
-                goal = 1.3 if scheme == "dynamic_ntk" and length == 4096 else None
-                before = BEFORE["prefill"].get(scheme) if length == 4096 else None
-                yield Row("prefill", scheme, length, variant, time_ / base, goal, before, milliseconds=time_)
+def padded_rows(bench: Bench) -> Iterator[Row]:
+    length = 2048
+    ids = token_ids(2, length, bench.device)
+    inputs = dict(use_cache=False, logits_to_keep=1)
+    told = {}
+    for side, part in (("left", slice(0, length // 4)), ("right", slice(-length // 4, None))):
+        mask = torch.ones_like(ids)
+        mask[0, part] = 0
+        told[side] = dict(attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0), **inputs)
+    for scheme in (*ZONES, *SHORT):
+        model = model_of(scheme, bench.device)
+        calls = {"": partial(model, ids, **inputs)} | {side: partial(model, ids, **told[side]) for side in told}
+        times = bench.times(calls, 3)
+        for side in told:
+            ratio = times[side] / times[""]
+            yield Row("padded", scheme, length, side, ratio, 1.2, unit="time / unpadded", milliseconds=times[side])
 
 
-GROUPS: dict[str, tuple[Any, list[int]]] = {
-    "decode": (decode_rows, [4096, 8192]),
-    "training": (training_rows, [2048, 4096]),
-    "padded": (padded_rows, [2048]),
-    "prefill": (prefill_rows, [4096]),
+@torch.no_grad()
+def prefill_rows(bench: Bench) -> Iterator[Row]:
+    length = 4096
+    schemes = ["yarn", "alibi", "t5", *FOLLOWING, *ZONES, *SHORT]
+    ids, inputs = token_ids(1, length, bench.device), dict(use_cache=True, logits_to_keep=1)
+    models = {scheme: model_of(scheme, bench.device) for scheme in ["", *schemes]}
+    times = bench.times({scheme: partial(model, ids, **inputs) for scheme, model in models.items()}, 4)
+    for scheme in schemes:
+        goal, before = 1.3 if scheme in FOLLOWING else None, BEFORE["prefill"].get(scheme)
+        yield Row("prefill", scheme, length, "", times[scheme] / times[""], goal, before, milliseconds=times[scheme])
+
+
+GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "decode": decode_rows,
+    "variants": variant_rows,
+    "compiled": partial(variant_rows, variants=("compiled",)),
+    "training": training_rows,
+    "padded": padded_rows,
+    "prefill": prefill_rows,
 }
 
 
@@ -280,40 +211,46 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=GROUPS, action="append", help="one group of rows; may be given twice")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("build/benchmark/speed.json"))
-    parser.add_argument("--schemes", nargs="+", default=[*FOLLOWING, *ZONES, *SHORT, "rope"], choices=OPTIONS)
-    parser.add_argument("--variants", nargs="+", default=[""], help="'' gqa batch8 bf16 static 'compiled static'")
-    parser.add_argument("--lengths", nargs="+", type=int, default=None)
+    parser.add_argument("--out", type=Path, help="the JSON; docs/results/speed-DEVICE.json if not given")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--busy", action="store_true", help="one thread, and only the time that the process had")
     return parser.parse_args()
+
+
+def written(out: Path, conditions: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
+    """The JSON of a run: groups that were not run stay as they were, each with its own conditions."""
+    known = json.loads(out.read_text())["groups"] if out.exists() else {}
+    fresh = {name: {"conditions": conditions, "rows": found} for name, found in rows.items()}
+    groups = {name: {**known, **fresh}[name] for name in GROUPS if name in known or name in fresh}
+    return json.dumps({"groups": groups}, indent=1) + "\n"
 
 
 def main() -> None:
     given = arguments()
-    torch.set_num_threads(given.threads)
-    clock = time.perf_counter if given.clock == "wall" else time.process_time
-    bench, rows = Bench(given.device, given.rounds, clock), []
-    print(f"{'':<39} before   goal  measured")
-    for name in given.only or GROUPS:
-        group, lengths = GROUPS[name]
-        schemes = [s for s in given.schemes if s != "rope" or name == "decode"]
-        for row in group(bench, schemes, given.variants, given.lengths or lengths):
-            print(row, flush=True)
-            rows.append(asdict(row))
+    warnings.filterwarnings("ignore")
+    if given.busy:
+        torch.set_num_threads(1)
+    clock = time.process_time if given.busy else time.perf_counter
+    bench = Bench(given.device, given.rounds, clock)
     conditions = {
         "device": given.device,
-        "machine": torch.cuda.get_device_name() if given.device == "cuda" else platform.processor(),
-        "threads": given.threads,
-        "clock": given.clock,
-        "rounds": given.rounds,
+        "machine": torch.cuda.get_device_name() if given.device == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "clock": "cpu" if given.busy else "wall",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "command": sys.argv[1:],
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=2) + "\n")
+    out = given.out or RESULTS / f"speed-{given.device}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{'':<38} before   goal    now")
+    for name in given.only or GROUPS:
+        gc.collect()
+        start, rows = time.perf_counter(), []
+        for row in GROUPS[name](bench):
+            print(row, flush=True)
+            rows.append(asdict(row))
+        out.write_text(written(out, conditions, {name: rows}))
+        print(f"-- {name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
