@@ -11,10 +11,11 @@ from ..errors import PosencError
 from ..families import Places, places
 from ..families.places import grid_size
 from ..patching.checks import check_patch
-from ..patching.edits import Journal, Swap
+from ..patching.edits import Entry, Journal, Swap
 from ..patching.measure import sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
+from ..patching.rope_config import is_older_writing
 from ..patching.seal import SINCE_FORMAT_2
 from ..runtime.positions import SEAL
 
@@ -79,10 +80,20 @@ def refuse_other_geometry(where: Places, record: Record) -> None:
                 )
 
 
+def _contradiction(record: Record, key: str, meant: Any, found: Any) -> PosencError:
+    return PosencError(
+        f"config.json contradicts itself: its posenc record ({record.scheme.name!r}) means {key}={meant!r}, "
+        f"and the file has {key}={found!r}. Restore the file, or patch the original anew."
+    )
+
+
 def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], journal: Journal) -> None:
     """config.json says the same thing twice, for those who read `posenc` and those who do not: compare."""
     section, sealed = section_of(raw, where.family), False
     for edit in journal.edits:
+        if isinstance(edit, Entry) and section.get(edit.name, edit.value) != edit.value:
+            # Not there where an earlier version wrote the file, or transformers by itself, which drops them.
+            raise _contradiction(record, edit.name, edit.value, section[edit.name])
         if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue
         if edit.target is where.config:
@@ -98,11 +109,10 @@ def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], j
         found, meant = said.get(key), edit.value
         if key not in said and said is section is not raw:  # sections leave out what their class says anyway
             found = getattr(type(where.config)(), key, None)
+        if record.format == 1 and key == "rope_parameters" and is_older_writing(found, meant):
+            continue
         if found != (list(meant) if isinstance(meant, tuple) else meant):
-            raise PosencError(
-                f"config.json contradicts itself: its posenc record ({record.scheme.name!r}) means {key}={meant!r}, "
-                f"and the file has {key}={found!r}. Restore the file, or patch the original anew."
-            )
+            raise _contradiction(record, key, meant, found)
     if "attn_implementation" in raw and not sealed:
         raise PosencError(
             f"config.json names the attention {raw['attn_implementation']!r}, which its scheme does not."

@@ -22,6 +22,7 @@ from ..models import model_path
 from ..patching.checks import check_model, check_patch
 from ..patching.embedders import inner_model
 from ..patching.live import is_patched, refuse_unpatchable
+from ..patching.other_readers import WRITTEN
 from ..patching.records import Record, flags_of, section_of
 from ..patching.seal import MARKS, NAME, sealed_config, sealed_weights
 from ..patching.sidecar import write_record
@@ -239,6 +240,9 @@ def _put_back(
         raise PosencError(f"{', '.join(given)} cannot be given here: the checkpoint's own scheme says it.")
     if "rope_parameters" in section and "rope_parameters" not in record.original:
         raise PosencError("The original of the posenc record lacks rope_parameters: it is damaged.")
+    if "rope_parameters" in record.original:
+        for key in WRITTEN:  # which would be taken for the original's
+            section.pop(key, None)
     built = (*flags_of(family), family.length) if family is not None and len(family.axes) > 1 else ()
     for key, value in record.original.items():
         if key not in built:

@@ -45,6 +45,22 @@ class Swap:
 
 
 @dataclass
+class Entry:
+    """A key of a config that its class does not know, or does not write; it is written with the others."""
+
+    config: Any
+    name: str
+    value: Any
+
+    def exchange(self) -> None:
+        held = vars(self.config)
+        current = held.pop(self.name, MISSING)
+        if not _same(self.value, MISSING):
+            held[self.name] = self.value
+        self.value = current
+
+
+@dataclass
 class Hook:
     """A hook that is there or not: before a module's forward, or before its state dict is made."""
 
@@ -63,7 +79,7 @@ class Hook:
             self.handle = self.module.register_state_dict_pre_hook(self.function)
 
 
-Edit = Swap | Hook
+Edit = Swap | Entry | Hook
 
 
 @dataclass

@@ -6,7 +6,6 @@ import copy
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from ..errors import UnsupportedCell, UnsupportedModel
 from ..families import Group, Stack
 from ..families.finding import RotarySite
 from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, hushed
-from ..schemes.frequencies import as_longrope
+from ..schemes.frequencies import MSCALES, as_longrope
 from .edits import Edit, Swap
+from .other_readers import entries_for_others
 
 Effects = dict[str, Effect]
 """By group of layers."""
@@ -30,7 +30,7 @@ Parameters = dict[str, dict[str, Any]]
 SCALING_KEYS = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
     *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
-    *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+    *("short_factor", "long_factor", *MSCALES, "low_freq_factor", "high_freq_factor"),
 )
 """The keys of `rope_parameters` that say how RoPE is scaled; the others say what it rotates."""
 MOVING = ("dynamic", "longrope")
@@ -83,9 +83,8 @@ def config_with(config: Any, new: Parameters) -> Any:
     """A copy of a config with new rope parameters, or why it does not take them."""
     changed = copy.deepcopy(config)
     changed.rope_parameters = copy.deepcopy(rope_parameters_with(config.rope_parameters, new))
-    sealed = any(parameters["rope_type"] == SEALED for parameters in new.values())
     try:
-        with hushed() if sealed else nullcontext():
+        with hushed():
             changed.validate()
     except Exception as error:  # every model's config has its own ways to refuse
         return str(error.__cause__ or error).splitlines()[0]
@@ -157,6 +156,25 @@ def keep_frequencies(module: Any, layer_types: Iterable[str]) -> None:
             module.rope_type = "default"
 
 
+def is_older_writing(found: Any, meant: Any) -> bool:
+    """Whether rope parameters are those that 0.1.0 wrote for the same rotation: by type of layer, or for all."""
+    if not isinstance(found, dict) or not isinstance(meant, dict):
+        return bool(found == meant)
+    if "rope_type" not in meant:
+        return found.keys() == meant.keys() and all(is_older_writing(found[key], meant[key]) for key in meant)
+    if any(found == {**_apart_from(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)):
+        return True
+    return bool(found == _apart_from(meant, (*MSCALES, "mscale", "mscale_all_dim")))
+
+
+def _says(rope: Mapping[str, Any], way: Mapping[str, Any]) -> bool:
+    return all(rope.get(key) == value for key, value in way.items())
+
+
+def _apart_from(rope: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {key: value for key, value in rope.items() if key not in set(keys)}
+
+
 # --- what a patch does -----------------------------------------------------------------------------------------------
 
 
@@ -175,6 +193,8 @@ def rotary_edits(
     edits: list[Edit] = [
         Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))
     ]
+    if not sealed and list(parameters) == [""]:
+        edits += entries_for_others(stack.config, parameters[""], rotations[""], reach.target)
     for site, module in zip(stack.rotaries, modules, strict=True):
         device = next(iter(site.module.buffers())).device
         edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed)))

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from ..compat.pytorch import Moving
 from ..core.precision import apply_but_keep_fp32
+from ..schemes.frequencies import MSCALES
 
 SEALED = "hf_posenc"
 """The `rope_type` of a model that RoPE does not describe. transformers does not know it, and refuses to build it."""
 UNROTATED = (
-    {"rope_type": "proportional", "partial_rotary_factor": 0.0},
     {"rope_type": "linear", "factor": 1e30},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.0},
 )
-"""`rope_parameters` under which transformers rotates by nothing. The first is exact, and does not fit models that
-rotate a part of their channels; the second rotates them by so little that no float can tell."""
+"""`rope_parameters` under which transformers rotates by nothing. The first rotates by so little that no float can tell,
+and most runtimes know it; the second is for configs that do not."""
 STILL = 1e-20
 """Frequencies below this rotate nothing, at any position."""
 
@@ -55,10 +56,13 @@ class Rotary(Moving):
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """transformers cannot check the parameters of a sealed config, and says so; nobody need act on it."""
+    """transformers cannot check the parameters of a sealed config, or those that vLLM alone reads, and says so; nobody
+    need act on it."""
 
     def useful(record: logging.LogRecord) -> bool:
-        return f"'rope_type'={SEALED!r}" not in record.getMessage()
+        said = record.getMessage()
+        theirs = "Unrecognized keys" in said and all(name in said for name in MSCALES)
+        return f"'rope_type'={SEALED!r}" not in said and not theirs
 
     logger = logging.getLogger("transformers.modeling_rope_utils")
     logger.addFilter(useful)

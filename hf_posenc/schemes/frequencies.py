@@ -185,6 +185,10 @@ def present_frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies,
     return PRESENT[kind](rope, dim)
 
 
+MSCALES = ("short_mscale", "long_mscale")
+"""Where vLLM reads the attention factor of a `longrope`."""
+
+
 def as_longrope(geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span) -> dict[str, Any]:
     """Any fixed set of frequencies as `rope_parameters`: `longrope`, one list for short and long, never switches."""
     assert geometry.rope is not None
@@ -198,6 +202,7 @@ def as_longrope(geometry: Geometry, inv_freq: Sequence[float], scaling: float, r
         "long_factor": factors,
         "factor": reach.factor,
         "attention_factor": scaling,
+        **dict.fromkeys(MSCALES, scaling),
         "original_max_position_embeddings": reach.trained,
     }
 

@@ -54,6 +54,9 @@ class Yarn(RescaledRope):
 
     def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
         # All keys are written out: a reader with other defaults then still computes the same.
+        attention = self.attention_factor_for(factor, length)
+        usual = yarn_attention_factor(factor)
+        told = {"mscale": (attention - 1) / (usual - 1), "mscale_all_dim": 0.0} if attention != usual != 1 else {}
         return {
             "rope_type": "yarn",
             "factor": factor,
@@ -61,5 +64,6 @@ class Yarn(RescaledRope):
             "beta_fast": float(self.beta_fast),
             "beta_slow": float(self.beta_slow),
             "truncate": self.truncate,
-            "attention_factor": self.attention_factor_for(factor, length),
+            "attention_factor": attention,
+            **told,  # for those who compute it from here
         }

@@ -1,0 +1,138 @@
+"""What config.json tells those who do not read `rope_parameters` as transformers does.
+
+Some runtimes read the older keys `rope_theta` and `rope_scaling` alone; llama.cpp's converter passes over what it does
+not know with a warning. Each is told what it needs to be right or, where it would be wrong all the same, something that
+it cannot take: a key that transformers does not look at.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.effects import Rotation
+from ..schemes.frequencies import PRESENT, longrope_attention_factor, present_frequencies, yarn_attention_factor
+from .edits import Entry
+
+THETA, SCALING = "rope_theta", "rope_scaling"
+SEE = "see rope_parameters"
+"""No number: whoever reads theta here, and nothing else, stops."""
+LAYERS = "n_layers"
+"""llama.cpp's converter takes it for the number of layers, before `num_hidden_layers`; with none it has no place for
+the weights, and refuses."""
+WRITTEN = (THETA, SCALING, LAYERS)
+"""The keys that a patch may write for others."""
+NEAR = 2e-5
+"""Frequencies agree when none differs by more than this part of it."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Which types of RoPE a runtime computes from a config, by model type."""
+
+    common: frozenset[str]
+    """For every model type that is not listed."""
+    by_model: Mapping[str, frozenset[str]]
+
+    def types(self, model_type: str) -> frozenset[str]:
+        return self.by_model.get(model_type, self.common)
+
+
+PLAIN = frozenset({"default"})
+NOTHING = frozenset[str]()
+CONVERTER = Reader(
+    PLAIN | {"linear", "yarn"},
+    {
+        **dict.fromkeys(("llama", "mistral", "mixtral", "exaone", "exaone4"), PLAIN | {"linear", "yarn", "llama3"}),
+        **dict.fromkeys(("phi", "phi3", "stablelm", "gpt_neox", "minicpm3"), PLAIN),
+        **dict.fromkeys(("gemma", "gemma2", "glm", "falcon", "dbrx", "jamba"), NOTHING),
+    },
+)
+"""llama.cpp's convert_hf_to_gguf.py, by its source of 2026-08-22: classes that write their keys by themselves write
+theta alone, or nothing of RoPE."""
+SCALED = PLAIN | {"linear", "yarn", "llama3", "longrope", "proportional"}
+LEGACY = Reader(
+    PLAIN,
+    dict.fromkeys(
+        """afmoe apertus bitnet dots1 ernie4_5 ernie4_5_moe exaone exaone4 falcon_h1 granite granitemoe gptj internlm2
+        internlm3 llama minicpm mistral olmo2 olmo3 olmoe qwen2 qwen3 qwen3_next seed_oss""".split(),
+        SCALED,
+    ),
+)
+"""mlx-lm 0.32.2, by its source: the models that pass `rope_scaling` on; the others read theta."""
+
+
+def keys_for_others(
+    config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int
+) -> dict[str, Any]:
+    """Keys to write beside `rope_parameters`, which mean the rotation `meant`, in a config that promises `length`."""
+    kind, model_type = parameters["rope_type"], config.model_type
+    keys: dict[str, Any] = {}
+    if LAYERS not in config.attribute_map and not hasattr(type(config), LAYERS) and not (
+        kind in CONVERTER.types(model_type) and _same(_converted(parameters, meant), meant)
+    ):
+        keys[LAYERS] = 0
+    if hasattr(type(config), THETA):  # which reads it by itself
+        return keys
+    if kind in LEGACY.types(model_type) and _same(_legacy(parameters, meant, length), meant):
+        keys[THETA] = parameters[THETA]
+        if kind != "default":
+            keys[SCALING] = copy.deepcopy(dict(parameters))
+    else:
+        keys[THETA] = SEE
+    return keys
+
+
+def entries_for_others(
+    config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int
+) -> list[Entry]:
+    return [Entry(config, key, value) for key, value in keys_for_others(config, parameters, meant, length).items()]
+
+
+Told = tuple[Sequence[float], float]
+"""Frequencies, and what cos and sin are multiplied by."""
+
+
+def _same(told: Told, meant: Rotation | None) -> bool:
+    frequencies, scaling = told
+    wanted: Sequence[float] = meant.inv_freq if meant else [0.0] * len(frequencies)
+    near = all(math.isclose(a, b, rel_tol=NEAR, abs_tol=1e-20) for a, b in zip(frequencies, wanted, strict=True))
+    return near and math.isclose(scaling, meant.attention_scaling if meant else 1.0, rel_tol=NEAR)
+
+
+def _computed(parameters: Mapping[str, Any], meant: Rotation | None) -> Told:
+    if meant is None:
+        return [0.0], 1.0
+    assert parameters["rope_type"] in PRESENT
+    return present_frequencies(parameters, 2 * len(meant.inv_freq))
+
+
+def _converted(parameters: Mapping[str, Any], meant: Rotation | None) -> Told:
+    """As llama.cpp computes it: YaRN with its own betas, rounded, and its own attention factor."""
+    if parameters["rope_type"] != "yarn":
+        return _computed(parameters, meant)
+    own = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": None}
+    return _computed({**_without_mscale(parameters), **own}, meant)
+
+
+def _legacy(parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> Told:
+    """As mlx-lm computes it: YaRN rounded, its attention factor from `mscale` alone; that of LongRoPE by formula."""
+    kind = parameters["rope_type"]
+    frequencies, scaling = _computed({**parameters, "truncate": True} if kind == "yarn" else parameters, meant)
+    if kind == "yarn":
+        scaling = yarn_attention_factor(parameters["factor"])
+        if "mscale" in parameters:
+            scaling = 1 + (scaling - 1) * parameters["mscale"]
+    if kind == "longrope":
+        original = parameters["original_max_position_embeddings"]
+        scaling = longrope_attention_factor(length / original, original)
+    if kind == "proportional" and int(2 * len(frequencies) * parameters.get("partial_rotary_factor", 1.0)) % 2:
+        return [math.inf] * len(frequencies), scaling  # it rotates one pair more
+    return frequencies, scaling
+
+
+def _without_mscale(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in parameters.items() if key not in ("mscale", "mscale_all_dim")}
