@@ -89,6 +89,7 @@ def verdicts(tmp_path_factory):
     jobs |= jobs_for("spoilt", patched("yarn", "llama"), "llama", folder)
     config = json.loads((folder / "spoilt" / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0}
+    del config["rope_scaling"]  # which says the same, to older readers
     (folder / "spoilt" / "config.json").write_text(json.dumps(config))
     return plain_verdicts(jobs, folder)
 

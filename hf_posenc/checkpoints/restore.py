@@ -87,13 +87,18 @@ def _contradiction(record: Record, key: str, meant: Any, found: Any) -> PosencEr
     )
 
 
+def _refuse_other_entries(section: dict[str, Any], record: Record, journal: Journal) -> None:
+    """Compare what is written for other runtimes, where it is: transformers drops it when it saves by itself."""
+    for edit in journal.edits:
+        if isinstance(edit, Entry) and section.get(edit.name, edit.value) != edit.value:
+            raise _contradiction(record, edit.name, edit.value, section[edit.name])
+
+
 def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], journal: Journal) -> None:
     """config.json says the same thing twice, for those who read `posenc` and those who do not: compare."""
     section, sealed = section_of(raw, where.family), False
+    _refuse_other_entries(section, record, journal)
     for edit in journal.edits:
-        if isinstance(edit, Entry) and section.get(edit.name, edit.value) != edit.value:
-            # Not there where an earlier version wrote the file, or transformers by itself, which drops them.
-            raise _contradiction(record, edit.name, edit.value, section[edit.name])
         if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue
         if edit.target is where.config:
@@ -109,9 +114,8 @@ def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], j
         found, meant = said.get(key), edit.value
         if key not in said and said is section is not raw:  # sections leave out what their class says anyway
             found = getattr(type(where.config)(), key, None)
-        if record.format == 1 and key == "rope_parameters" and is_older_writing(found, meant):
-            continue
-        if found != (list(meant) if isinstance(meant, tuple) else meant):
+        older = record.format == 1 and key == "rope_parameters" and is_older_writing(found, meant)
+        if not older and found != (list(meant) if isinstance(meant, tuple) else meant):
             raise _contradiction(record, key, meant, found)
     if "attn_implementation" in raw and not sealed:
         raise PosencError(

@@ -1,8 +1,8 @@
 """What config.json tells those who do not read `rope_parameters` as transformers does.
 
 Some runtimes read the older keys `rope_theta` and `rope_scaling` alone; llama.cpp's converter passes over what it does
-not know with a warning. Each is told what it needs to be right or, where it would be wrong all the same, something that
-it cannot take: a key that transformers does not look at.
+not know with a warning. Each is told what it needs to be right or, where it would be wrong all the same, something
+that it cannot take: a key that transformers does not look at.
 """
 
 from __future__ import annotations
@@ -54,25 +54,23 @@ CONVERTER = Reader(
 """llama.cpp's convert_hf_to_gguf.py, by its source of 2026-08-22: classes that write their keys by themselves write
 theta alone, or nothing of RoPE."""
 SCALED = PLAIN | {"linear", "yarn", "llama3", "longrope", "proportional"}
-LEGACY = Reader(
-    PLAIN,
-    dict.fromkeys(
-        """afmoe apertus bitnet dots1 ernie4_5 ernie4_5_moe exaone exaone4 falcon_h1 granite granitemoe gptj internlm2
-        internlm3 llama minicpm mistral olmo2 olmo3 olmoe qwen2 qwen3 qwen3_next seed_oss""".split(),
-        SCALED,
-    ),
+PASSED_ON = (
+    *("afmoe", "apertus", "bitnet", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "falcon_h1", "granite"),
+    *("granitemoe", "gptj", "internlm2", "internlm3", "llama", "minicpm", "mistral", "olmo2", "olmo3", "olmoe"),
+    *("qwen2", "qwen3", "qwen3_next", "seed_oss"),
 )
+LEGACY = Reader(PLAIN, dict.fromkeys(PASSED_ON, SCALED))
 """mlx-lm 0.32.2, by its source: the models that pass `rope_scaling` on; the others read theta."""
 
 
-def keys_for_others(
-    config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int
-) -> dict[str, Any]:
+def keys_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> dict[str, Any]:
     """Keys to write beside `rope_parameters`, which mean the rotation `meant`, in a config that promises `length`."""
     kind, model_type = parameters["rope_type"], config.model_type
     keys: dict[str, Any] = {}
-    if LAYERS not in config.attribute_map and not hasattr(type(config), LAYERS) and not (
-        kind in CONVERTER.types(model_type) and _same(_converted(parameters, meant), meant)
+    if (
+        LAYERS not in config.attribute_map
+        and not hasattr(type(config), LAYERS)
+        and not (kind in CONVERTER.types(model_type) and _same(_converted(parameters, meant), meant))
     ):
         keys[LAYERS] = 0
     if hasattr(type(config), THETA):  # which reads it by itself
@@ -86,9 +84,7 @@ def keys_for_others(
     return keys
 
 
-def entries_for_others(
-    config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int
-) -> list[Entry]:
+def entries_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> list[Entry]:
     return [Entry(config, key, value) for key, value in keys_for_others(config, parameters, meant, length).items()]
 
 

@@ -162,7 +162,9 @@ def is_older_writing(found: Any, meant: Any) -> bool:
         return bool(found == meant)
     if "rope_type" not in meant:
         return found.keys() == meant.keys() and all(is_older_writing(found[key], meant[key]) for key in meant)
-    if any(found == {**_apart_from(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)):
+    if any(
+        found == {**_apart_from(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)
+    ):
         return True
     return bool(found == _apart_from(meant, (*MSCALES, "mscale", "mscale_all_dim")))
 

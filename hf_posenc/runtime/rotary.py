@@ -19,8 +19,8 @@ UNROTATED = (
     {"rope_type": "linear", "factor": 1e30},
     {"rope_type": "proportional", "partial_rotary_factor": 0.0},
 )
-"""`rope_parameters` under which transformers rotates by nothing. The first rotates by so little that no float can tell,
-and most runtimes know it; the second is for configs that do not."""
+"""`rope_parameters` under which transformers rotates by nothing. The first rotates by so little that no float can
+tell, and most runtimes know it; the second is for configs that do not."""
 STILL = 1e-20
 """Frequencies below this rotate nothing, at any position."""
 

