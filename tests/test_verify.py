@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, load, patch_model, save
@@ -37,8 +38,8 @@ def saved(tmp_path_factory):
     root = tmp_path_factory.mktemp("saved")
     for grade, (scheme, options) in SCHEMES.items():
         save(patch_model(load("tiny"), scheme, **options), root / grade)
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(Path(model_path("tiny")) / file, root / grade)
+        tokenizer = AutoTokenizer.from_pretrained(model_path("tiny"), model_max_length=512)
+        tokenizer.save_pretrained(root / grade)
     model = load(root / "config").float()
     write_gguf(model, read_vocabulary(root / "config", model.config.vocab_size), root / "config.gguf", "f32")
     return root

@@ -105,7 +105,7 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     where = os.fspath(path)
     adapter = find(where, ADAPTER, hub)
     if adapter is None:
-        return describe(_described(_config_of(where, hub))), None
+        return describe(model_of_config(_config_of(where, hub))), None
     settings, file = read_json(adapter), find(where, FILE, hub)
     base = settings.get("base_model_name_or_path")
     if not base or not isinstance(base, str):
@@ -117,14 +117,15 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
             f"The adapter in {where} was trained with {record.scheme.name!r}, and its base is patched otherwise."
         )
     if record is None or "posenc" in raw:
-        return describe(_described(raw)), settings
+        return describe(model_of_config(raw)), settings
     model, skeleton = _skeleton(raw)
     refuse_other_geometry(skeleton, record)
     plan(skeleton, record.scheme, record.geometries).apply()
     return describe(model), settings
 
 
-def _described(raw: dict[str, Any]) -> PreTrainedModel:
+def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
+    """The model of a config.json, patched as that says: with frequencies and tables, without weights."""
     model, _ = _skeleton(raw)
     if "posenc" in raw:
         restore(model, Record.from_dict(raw["posenc"]), raw)

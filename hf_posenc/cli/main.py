@@ -20,7 +20,7 @@ from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .known import EXISTING, check, scheme_names
-from .serving import export, verify
+from .serving import doctor, export, verify
 from .training import ANY_WORDS, show_recipes, train
 
 app = typer.Typer(
@@ -160,6 +160,7 @@ for _command, _short in (
     (merge, "Write an adapter and its base as one model."),
     (reseal, "Make an old sealed checkpoint safe."),
     (export, "Write a checkpoint for llama.cpp, and prove it."),
+    (doctor, "Say what is suspicious about positions."),
     (verify, "Ask a runtime what it computes from a checkpoint."),
 ):
     app.command(short_help=_short)(answering(_command))

@@ -1,4 +1,4 @@
-"""Commands that take checkpoints to other runtimes: `hf-posenc export`, `verify`."""
+"""Commands that take checkpoints to other runtimes: `hf-posenc export`, `verify`, `doctor`."""
 
 from __future__ import annotations
 
@@ -68,4 +68,26 @@ def verify(
     print(json.dumps(found.to_dict(), indent=2) if as_json else found.text)
     if found.proof is not None:
         found.write(out or proof_file(path, runtime))
+    raise typer.Exit(found.code)
+
+
+def doctor(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint, adapter, GGUF file or serving config.")],
+    against: Annotated[str | None, typer.Option(help="The checkpoint that a GGUF file was made of.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a checkpoint, adapter, GGUF file or serving config really does with positions, and what is suspicious.
+
+    Serving configs are JSON, flat YAML, a Modelfile, or a command in a file. Nothing in them is run. Ends with 0 if
+    nothing is suspicious, 1 if something is, 2 if there is nothing that can be read.
+
+    \b
+    hf-posenc doctor my-long-llama
+    hf-posenc doctor my-long-llama.gguf --against my-long-llama
+    hf-posenc doctor serve.sh --json
+    """
+    from ..serving.doctor.examine import doctor as examine
+
+    found = examine(path, against)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else found)
     raise typer.Exit(found.code)

@@ -20,6 +20,8 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
 """Types of tensors that are known here by name; others are quantized further."""
+MOST = 1 << 16
+"""Numbers in a vector that is read."""
 FEW = 64
 """Arrays up to this long are kept; of longer ones only the length, unless they are asked for."""
 
@@ -32,6 +34,8 @@ class Header:
     """Arrays as tuples; a long one that was not asked for as None."""
     tensors: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     """Shape and type by name."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where each tensor begins in the file."""
 
     @property
     def architecture(self) -> str:
@@ -55,6 +59,20 @@ def read_header(path: Path, wanted: Collection[str] = ()) -> Header:
             return _Reader(file, os.fstat(file.fileno()).st_size).header(wanted)
         except (struct.error, UnicodeDecodeError, ValueError) as error:
             raise PosencError(f"{path} is not a GGUF file, or damaged: {error}.") from None
+
+
+def read_floats(path: Path, header: Header, name: str) -> tuple[float, ...]:
+    """The numbers of a short vector in fp32; empty where there is none of that name."""
+    shape, kind = header.tensors.get(name, ((), ""))
+    if kind != "F32" or len(shape) != 1 or shape[0] > MOST:
+        return ()
+    with open(path, "rb") as file:
+        reader = _Reader(file, os.fstat(file.fileno()).st_size)
+        file.seek(min(header.places[name], reader.size))
+        try:
+            return struct.unpack(f"<{shape[0]}f", reader.take(4 * shape[0]))
+        except ValueError:
+            return ()
 
 
 class _Reader:
@@ -88,10 +106,16 @@ class _Reader:
         for _ in range(self.count(tensors, 24)):
             name, axes = self.text(), self.number("I")
             shape = tuple(self.number("Q") for _ in range(self.count(axes, 8)))
-            kind = self.number("I")
-            self.number("Q")
-            found.tensors[name] = (shape, TYPES.get(kind, f"type {kind}"))
+            found.tensors[name] = (shape, self.kind())
+            found.places[name] = self.number("Q")
+        step = found.keys.get("general.alignment", 32)
+        begin = -(-self.file.tell() // step) * step if isinstance(step, int) and step > 0 else self.file.tell()
+        found.places = {name: begin + place for name, place in found.places.items()}
         return found
+
+    def kind(self) -> str:
+        number = self.number("I")
+        return TYPES.get(number, f"type {number}")
 
     def count(self, count: int, least: int) -> int:
         """A number of things, of which each takes at least so many bytes."""
