@@ -19,8 +19,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from hf_posenc import describe, load
 from hf_posenc.models import NAMES
 from hf_posenc.training.command import main
+from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import train
-from hf_posenc.training.settings import read_settings
 from hf_posenc.training.shipped import launchers, recipes
 
 ROOT = Path(__file__).parent.parent

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from hf_posenc import SCHEMES, PosencError
-from hf_posenc.training.settings import Settings, read_settings
+from hf_posenc.training.reading import read_settings
+from hf_posenc.training.settings import Settings
 from hf_posenc.training.shipped import recipes
 
 RECIPES = list(recipes().values())

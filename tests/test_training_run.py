@@ -15,8 +15,8 @@ from hf_posenc.models import NAMES
 from hf_posenc.training import recipe
 from hf_posenc.training.card import typed
 from hf_posenc.training.checks import refuse_full_disk
+from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train
-from hf_posenc.training.settings import read_settings
 
 SMALL = [
     "--data.length=64", "--data.passkey=0.0", "--train.max_steps=4", "--train.warmup_steps=0", "--train.save_steps=2",

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from transformers.utils import logging
 
 from ..errors import PosencError
+from .reading import read_settings
 from .recipe import train
 from .resuming import console
-from .settings import read_settings
 
 USAGE = """Fine-tune a model with other positions, to read longer texts.
 

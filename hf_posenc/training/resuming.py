@@ -13,7 +13,8 @@ from rich.console import Console
 
 from ..errors import PosencError
 from .manifest import newest_whole, refuse_other_settings
-from .settings import Settings, completed
+from .reading import completed
+from .settings import Settings
 
 FILE = "run.json"
 console = Console(stderr=True)

@@ -1,0 +1,99 @@
+"""A recipe's file and `--section.key=value` on the command line, both read strictly."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ..errors import PosencError, suggestion
+from .settings import Settings
+from .shipped import recipe_path
+
+
+def completed(stored: Any) -> Any:
+    """The settings of a run that were stored by `of_run`, with what later releases added."""
+    try:
+        return json.loads(json.dumps(Settings.model_validate({**stored, "output": ""}).of_run()))
+    except (TypeError, ValidationError):
+        return stored
+
+
+def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
+    """The settings of a recipe, the package's own by name or any file; `--data.length=4096` and the like override."""
+    try:
+        raw = yaml.load(recipe_path(path).read_text(encoding="utf-8"), Loader=_Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PosencError(f"{os.fspath(path)} is not YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise PosencError(f"{os.fspath(path)} should map sections (model, scheme, data ...) to values.")
+    for given in overrides:
+        _override(raw, given)
+    try:
+        return Settings.model_validate(raw)
+    except ValidationError as error:
+        told = "\n".join(f"  {_told(problem)}" for problem in error.errors())
+        raise PosencError(f"{os.fspath(path)} with what the command line says:\n{told}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as text, since it lacks a dot: everybody who writes it means a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _override(raw: dict[str, Any], given: str) -> None:
+    """Write one `--a.b=value` into nested settings. The value is read as YAML, as in the file."""
+    name, equals, text = given.removeprefix("--").partition("=")
+    if not given.startswith("--") or not equals or not name:
+        raise PosencError(f"{given!r} is not understood: write --section.key=value, for example --data.length=4096.")
+    *sections, key = name.split(".")
+    at: Any = raw
+    for section in sections:
+        if at.get(section) is None:
+            at[section] = {}
+        at = at[section]
+        if not isinstance(at, dict):
+            raise PosencError(f"{given!r}: {section} is a value, not a section.")
+    try:
+        at[key] = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise PosencError(f"{given!r}: the value is not YAML ({error}).") from None
+
+
+def _told(problem: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        *sections, key = problem["loc"]
+        known = list(_section(sections).model_fields)
+        return f"{where}: there is no such key.{suggestion(str(key), known)}"
+    if problem["type"] == "missing":
+        return f"{where}: is missing"
+    return f"{where}: {problem['msg']}, got {problem['input']!r}" if where else problem["msg"]
+
+
+def _section(path: Sequence[str | int]) -> type[BaseModel]:
+    """The model of a section, down a path of keys."""
+    at: type[BaseModel] = Settings
+    for key in path:
+        field = at.model_fields.get(str(key))
+        if field is not None:
+            at = next(t for t in _models(field.annotation))
+    return at
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _models(part)]
