@@ -18,6 +18,7 @@ from hf_posenc.training.rows import (
     StreamedRows,
     TrainingRows,
     causal_inputs,
+    in_order,
     in_short_pieces,
     skipping,
     stages,
@@ -140,12 +141,12 @@ def test_stages_come_one_after_the_other():
 
 
 def test_a_stream_gives_all_documents_again_and_again():
-    rows = list(StreamedRows(lambda: iter(DOCUMENTS), plan(rows=16)))
+    rows = list(StreamedRows(lambda: in_order(lambda: iter(DOCUMENTS)), plan(rows=16)))
     flat = [token for document in DOCUMENTS for token in document] * 3
     assert [t for row in rows for t in row["input_ids"].tolist()] == flat[: 16 * 8]
     assert rows[0]["position_ids"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
     with pytest.raises(PosencError, match="empty"):
-        list(StreamedRows(lambda: iter([]), plan()))
+        list(StreamedRows(lambda: in_order(lambda: iter([])), plan()))
 
 
 def test_special_rows_come_as_often_as_asked():

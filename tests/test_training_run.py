@@ -15,6 +15,7 @@ from hf_posenc.models import NAMES
 from hf_posenc.training import recipe
 from hf_posenc.training.card import typed
 from hf_posenc.training.checks import refuse_full_disk
+from hf_posenc.training.command import main
 from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train
 
@@ -233,3 +234,64 @@ def test_a_base_that_came_patched_is_measured_as_it_came(models, tmp_path):
 def test_a_command_line_is_told_as_it_was_typed(line, told):
     found = typed(line)
     assert (found and " ".join(found)) == told
+
+
+def test_a_dry_run_shows_what_would_be_done_and_does_nothing(models, tmp_path, capsys, nothing_is_measured):
+    output = tmp_path / "out"
+    words = [*shipped_models.words("tiny_yarn", models), *SMALL, f"--output={output}"]
+    main(["tiny_yarn", "--dry-run", *words])
+    told = capsys.readouterr().out
+    assert "8, 2 a step" in told and "512" in told and "GB a process" in told and "the first row" in told
+    assert not output.exists()
+    with pytest.raises(SystemExit):
+        main(["tiny_yarn", "--dry-run", *words, "--tune.lora.target_modules=[nothing]"])
+
+
+def test_rows_that_are_held_out_are_looked_at_and_the_best_is_kept(models, tmp_path):
+    """With a rate that ruins the model, the first look is the best, and patience ends the run."""
+    words = ["--train.eval_steps=1", "--train.save_steps=1", "--train.eval_rows=4", "--train.learning_rate=3.0"]
+    words += ["--train.load_best_model_at_end=true", "--train.early_stopping_patience=2", "--train.max_steps=8"]
+    words += ["--tune.learning_rate=3.0", "--train.lr_scheduler_type=constant", "--measure.before=false"]
+    train(settings(models, tmp_path, *words))
+    facts = json.loads((tmp_path / "metrics.json").read_text())["facts"]
+    looks = [loss for _, loss in facts["held_out_losses"]]
+    best = looks.index(min(looks)) + 1
+    assert facts["best_step"] == best and facts["steps"] == best + 2 < 8
+    kept = load_file(tmp_path / f"checkpoint-{best}" / "adapter_model.safetensors")
+    written = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert all(torch.equal(kept[name], written[name]) for name in written)
+    assert f"those of step {best}, the best" in (tmp_path / "adapter" / "README.md").read_text()
+
+
+def test_texts_are_continued_while_it_trains_and_its_speed_is_told(models, tmp_path, capsys):
+    words = ["--train.generate_steps=2", "--data.length=128", "--measure={lengths: [128], windows: 2, scored: 8}"]
+    train(settings(models, tmp_path, *words, "--measure.before=false"))
+    lines = [json.loads(line) for line in (tmp_path / "generations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2] * (len(lines) // 2) + [4] * (len(lines) // 2)
+    assert all(line["text"] and line["written"] for line in lines)
+    history = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
+    steps = [entry for entry in history if "loss" in entry]
+    assert all(entry["tokens_per_second"] > 0 and entry["padding"] == 0 for entry in steps)
+
+
+@pytest.mark.parametrize("kind", ["use_rslora", "use_dora"])
+def test_kinds_of_lora_go_by_their_names_and_come_back(models, tmp_path, kind):
+    words = [f"--tune.lora.{kind}=true", "--train.max_steps=2", "--measure.before=false"]
+    train(settings(models, tmp_path, *words), merged=True)
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())[kind] is True
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        one, other = (load(tmp_path / name, dtype=torch.float32)(ids).logits for name in ("adapter", "merged"))
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_prompts_and_text_are_trained_on_together_and_padding_is_told(models, tmp_path):
+    prompts = [{"prompt": f"Count to {i}: ", "completion": " ".join(map(str, range(i)))} for i in range(1, 21)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps(record) for record in prompts))
+    sources = f"[{{path: {models / 'text.txt'}}}, {{path: {tmp_path / 'prompts.jsonl'}, format: prompt_completion}}]"
+    words = [*SMALL, f"--data.sources={sources}", "--measure.before=false", f"--output={tmp_path / 'out'}"]
+    train(read_settings("tiny_yarn", words))
+    facts = json.loads((tmp_path / "out" / "metrics.json").read_text())["facts"]
+    assert "prompts.jsonl (weight 1)" in facts["data"]
+    state = json.loads((tmp_path / "out" / "checkpoint-4" / "trainer_state.json").read_text())
+    assert any(entry.get("padding", 0) > 0 for entry in state["log_history"])

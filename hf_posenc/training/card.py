@@ -144,6 +144,11 @@ def _made(settings: Settings, facts: dict[str, Any]) -> list[str]:
         f"- precision: computed in {precision(settings)}, trained in float32; written: {written}",
         f"- time: {facts['training_seconds']:.0f} s of training, {facts['seconds']:.0f} s with what was measured "
         f"before it, on {facts['processes']} process(es)",
+        *(
+            [f"- weights: those of step {facts['best_step']}, the best on rows that were held out"]
+            if facts.get("best_step")
+            else []
+        ),
         *(f"- command: `{command}`" for command in facts["commands"]),
         f"- versions: {', '.join(f'{name} {number}' for name, number in facts['versions'].items())}",
         "",

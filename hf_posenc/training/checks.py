@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import PosencError, suggestion
+from ..evaluation.measures.texts import Document
 from ..families import places
 from ..patching.describe import describe
 from ..patching.live import is_patched
@@ -25,8 +27,11 @@ from .shipped import launching_with
 from .tuning import lora_targets, whole_modules
 
 GB = 1e9
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
-"""What writes each kind of log (train.report_to)."""
+PACKAGES = {
+    "report_to": {"tensorboard": "tensorboard", "wandb": "wandb"},
+    "optim": {"adamw_torch_8bit": "torchao", "adamw_8bit": "bitsandbytes", "paged_adamw_8bit": "bitsandbytes"},
+}
+"""What keys of `train` need to be installed, by their value."""
 
 
 def refuse_output(settings: Settings) -> None:
@@ -41,9 +46,11 @@ def refuse_output(settings: Settings) -> None:
 
 def refuse_absent_packages(settings: Settings) -> None:
     """Raise where a package that the recipe asks for is not installed."""
-    package = PACKAGES.get(settings.train.report_to)
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise PosencError(f"train.report_to: {settings.train.report_to} needs {package}: pip install {package}.")
+    for key, packages in PACKAGES.items():
+        value = getattr(settings.train, key)
+        package = packages.get(value)
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise PosencError(f"train.{key}: {value} needs {package}: pip install {package}.")
     if importlib.util.find_spec("matplotlib") is None:
         raise PosencError("The picture of a run needs matplotlib: pip install 'hf-posenc[train]'.")
 
@@ -131,6 +138,19 @@ def refuse_other_head(settings: Settings, model: Any, rows: Any) -> None:
         refuse_other_loss(model, head, together([next(iter(rows))]), settings.model.objective == "causal")
     finally:
         head.remove()
+
+
+def refuse_generations(settings: Settings, documents: Sequence[Document], sharded: bool) -> None:
+    """Raise where texts cannot be continued while training."""
+    if settings.train.generate_steps is None:
+        return
+    if settings.model.objective != "causal" or sharded:
+        raise PosencError("train.generate_steps: texts are continued by causal models, whose parameters are whole.")
+    if len(documents[0].ids) < settings.data.reach:
+        raise PosencError(
+            f"train.generate_steps continues texts at {settings.data.reach} tokens, and the longest that is held out "
+            f"has {len(documents[0].ids)}. Give longer texts, or hold out more (data.held_out)."
+        )
 
 
 def refuse_full_disk(settings: Settings, trained: int, parameters: int, merged: bool) -> None:

@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from transformers.utils import logging
 
 from ..errors import PosencError
+from .dry import dry_run
 from .reading import read_settings
 from .recipe import train
 from .resuming import console
 
 USAGE = """Fine-tune a model with other positions, to read longer texts.
 
-    hf-posenc train RECIPE [--section.key=value ...] [--resume] [--merge] [--control]
+    hf-posenc train RECIPE [--section.key=value ...] [--resume] [--merge] [--control] [--dry-run]
     accelerate launch -m hf_posenc.training RECIPE ...
 
 RECIPE is the name of one that comes with the package (`hf-posenc recipes` lists them) or a YAML file of your own;
 --section.key=value overrides it. --resume goes on from the newest whole checkpoint, --merge also writes a model that
-needs no adapter, --control also tunes the unpatched model on the same rows and shows it beside."""
-FLAGS = frozenset({"--resume", "--merge", "--control"})
+needs no adapter, --control also tunes the unpatched model on the same rows and shows it beside. --dry-run tells what a
+run would read and take, and its first row, and trains nothing."""
+FLAGS = frozenset({"--resume", "--merge", "--control", "--dry-run"})
 
 
 def main(words: Sequence[str]) -> None:
@@ -34,6 +36,9 @@ def main(words: Sequence[str]) -> None:
     logging.set_verbosity_error()
     try:
         settings = read_settings(named[0], [w for w in words if w not in FLAGS and w != named[0]])
+        if "--dry-run" in words:
+            dry_run(settings, "--merge" in words)
+            return
         train(settings, "--resume" in words, "--merge" in words, control="--control" in words)
     except PosencError as error:
         console.print(f"[red]{type(error).__name__}:[/] {error}", highlight=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, set_seed
 
 from ..checkpoints.save_load import load
+from ..errors import PosencError
 from ..evaluation.measures.texts import bos_of
 from ..models import model_path
 from ..patching.describe import describe
@@ -18,11 +21,29 @@ from ..patching.live import is_patched, record_of
 from ..patching.patch import patch_model
 from ..patching.records import Record
 from .contrastive import Pairs
+from .examples import READ, Examples, fitting, refuse_long, whole_examples
 from .measured import frame, held_out_documents, lengths_upto, measured
+from .mixing import Choice, Mixture, by_length, mixed_in_order
 from .retrieval import passkey_row
-from .rows import Masking, Plan, Row, Stream, StreamedRows, TrainingRows, causal_inputs, stages
-from .settings import Settings
-from .sources import Corpus
+from .rows import (
+    Cuts,
+    Cutter,
+    Inputs,
+    Masking,
+    Plan,
+    Row,
+    Stream,
+    StreamedRows,
+    TrainingRows,
+    causal_inputs,
+    in_order,
+    stages,
+)
+from .settings import Settings, Source
+from .sources import Corpus, corpus
+
+Texts = Sequence[tuple[Corpus, float]]
+"""What is read, and how often."""
 
 AUTO: dict[str, Any] = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "contrastive": AutoModel}
 SOME = 200
@@ -71,46 +92,141 @@ def positions_name(model: Any) -> str:
     return str(describe(model).scheme) if is_patched(model) else "unpatched"
 
 
-def training_rows(settings: Settings, text: Corpus, tokenizer: Any, a_step: int) -> TrainingRows | StreamedRows:
+def training_rows(settings: Settings, texts: Texts, tokenizer: Any, a_step: int) -> TrainingRows | StreamedRows:
     """What is trained on: `a_step` rows for every step."""
     asked = settings.data
-    causal = settings.model.objective == "causal"
-    bos, eos = ([] if token is None else [token] for token in (bos_of(tokenizer, None), tokenizer.eos_token_id))
+    plan = plan_of(settings, tokenizer, stages(asked, settings.train.max_steps, a_step), texts)
+    weights = [weight for _, weight in texts]
+    if any(text.streamed for text, _ in texts):
+        refuse_unseen(texts)
+        choice = Choice(weights, len(plan), settings.train.seed)
+        makers = [partial(cutter, text, tokenizer, settings) for text, _ in texts]
+        return StreamedRows(lambda: mixed_in_order([make() for make in makers], choice), plan)
+    found = [part for text, weight in texts for part in cuts(text, weight, tokenizer, settings)]
+    if len(found) == 1:
+        return TrainingRows(found[0][0], plan)
+    choice = Choice([weight for _, weight in found], len(plan), settings.train.seed)
+    return TrainingRows(Mixture([part for part, _ in found], choice), plan)
 
-    def tokens(document: str) -> list[int]:
-        ids = tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
-        return [*bos, *ids, *eos] if causal else ids
 
-    some = list(islice(text.documents(), SOME)) if asked.passkey else []
+def refuse_unseen(texts: Texts) -> None:
+    """Raise where a run could meet an example that is too long after days."""
+    unseen = next((text.name for text, _ in texts if text.format != "text" and text.streamed and not text.drops), None)
+    if unseen is not None:
+        raise PosencError(
+            f"{unseen} is read while training, so that examples longer than a row cannot be refused before: leave "
+            "them out (data.too_long: drop), or read it first (data.streaming: false)."
+        )
+
+
+def held_out_rows(settings: Settings, texts: Texts, tokenizer: Any) -> TrainingRows:
+    """What is looked at while training: rows of text that is held out, the same each time."""
+    plain = settings.model_copy(update={"data": settings.data.model_copy(update={"passkey": 0.0, "pose": None})})
+    plan = plan_of(plain, tokenizer, [(settings.train.eval_rows, settings.data.length)], texts)
+    held = [(replace(text, documents=partial(iter, text.held_out), streamed=False), weight) for text, weight in texts]
+    kept = settings.model_copy(update={"data": plain.data.model_copy(update={"long_documents": None})})
+    parts = [part for text, weight in held for part in cuts(text, weight, tokenizer, kept)]
+    choice = Choice([weight for _, weight in parts], len(plan), settings.train.seed)
+    try:
+        return TrainingRows(Mixture([part for part, _ in parts], choice), plan)
+    except PosencError as error:
+        raise PosencError(f"train.eval_steps: of the text that is held out no row can be made. {error}") from None
+
+
+def plan_of(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, int]], texts: Texts) -> Plan:
+    """How rows are made of stretches of text."""
+    asked, objective = settings.data, settings.model.objective
+    plain = [text for text, _ in texts if text.format == "text"]
+    some = list(islice(plain[0].documents(), SOME)) if asked.passkey and plain else []
 
     def passkey(rng: random.Random, length: int) -> Row:
         ids, answers = passkey_row(rng, tokenizer, length, some)
         return Row(ids, [length], answers=answers)
 
-    ends = ((), ()) if causal else frame(tokenizer)
+    ends = ((), ()) if objective == "causal" else frame(tokenizer)
     masking = Masking(tokenizer.mask_token_id, frozenset(tokenizer.all_special_ids), len(tokenizer), asked.mask_share)
-    inputs = {
+    inputs: dict[str, Inputs] = {
         "causal": lambda row, _: causal_inputs(row),
         "masked": masking.inputs,
         "contrastive": Pairs(*ends).inputs,
     }
-    plan = Plan(
+    return Plan(
         asked,
-        stages=stages(asked, settings.train.max_steps, a_step),
+        stages=lengths,
         seed=settings.train.seed,
-        inputs=inputs[settings.model.objective],
+        inputs=inputs[objective],
         special=passkey if asked.passkey else None,
-        frame=ends if settings.model.objective == "masked" else ((), ()),
+        frame=ends if objective == "masked" else ((), ()),
     )
-    if text.streamed:
-        return StreamedRows(lambda: filter(None, map(tokens, text.documents())), plan)
-    return TrainingRows(Stream(map(tokens, text.documents())), plan)
 
 
-def measurement(settings: Settings, text: Corpus, tokenizer: Any, trained_length: int) -> Any:
+def reader(text: Corpus, tokenizer: Any, causal: bool) -> Callable[[], Iterator[Any]]:
+    """A new pass over the examples of a text, as tokens."""
+    if text.format != "text":
+        read = READ[text.format]
+        return lambda: (read(tokenizer, example) for example in text.documents())
+    bos, eos = ([] if token is None else [token] for token in (bos_of(tokenizer, None), tokenizer.eos_token_id))
+
+    def tokens(document: str) -> list[int]:
+        ids: list[int] = tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
+        return [*bos, *ids, *eos] if causal else ids
+
+    return lambda: filter(None, map(tokens, text.documents()))
+
+
+def cuts(text: Corpus, weight: float, tokenizer: Any, settings: Settings) -> list[tuple[Cuts, float]]:
+    """What rows are cut from, and how often, of a text that is held in memory."""
+    documents = reader(text, tokenizer, settings.model.objective == "causal")()
+    if text.format != "text":
+        examples = list(documents)
+        if not text.drops:
+            refuse_long(examples, settings.data.length, text.name)
+        return [(Examples(list(fitting(examples, settings.data.length)), padding_of(tokenizer)), weight)]
+    if settings.data.long_documents is None:
+        return [(Stream(documents), weight)]
+    parts = by_length(documents, settings.data.long_documents)
+    longest = max(settings.data.lengths)
+    if len(parts) == 2 and min(len(stream) for stream, _ in parts) < longest:
+        few, many = sorted(len(stream) for stream, _ in parts)
+        raise PosencError(
+            f"data.long_documents: of {text.name} the documents on one side of {settings.data.long_documents.tokens} "
+            f"tokens have {few} together, less than a row of {longest}, and the others {many}. Name another limit."
+        )
+    return [(stream, weight * share) for stream, share in parts]
+
+
+def cutter(text: Corpus, tokenizer: Any, settings: Settings) -> Cutter:
+    """The same of a text that is read while training."""
+    documents = reader(text, tokenizer, settings.model.objective == "causal")
+    if text.format == "text":
+        return in_order(documents)
+    return whole_examples(lambda: fitting(documents(), settings.data.length), padding_of(tokenizer))
+
+
+def named(texts: Texts) -> str:
+    """What was read, for those who look at what came of it."""
+    if len(texts) == 1:
+        return texts[0][0].name
+    return ", ".join(f"{text.name} (weight {weight:g})" for text, weight in texts)
+
+
+def padding_of(tokenizer: Any) -> int:
+    return int(next(t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if t is not None))
+
+
+def measurement(settings: Settings, texts: Texts, tokenizer: Any, trained_length: int) -> Any:
     """What takes the figures of a model, given it and a label."""
     lengths = settings.measure.lengths or lengths_upto(trained_length, settings.data.reach)
-    documents = held_out_documents(text.held_out, tokenizer, max(lengths), settings.measure)
+    if settings.measure.path is not None:
+        held = corpus(Source(path=settings.measure.path, streaming=False), settings.data.held_out)
+        kept = [*held.documents(), *held.held_out] if settings.measure.path != "stdlib" else held.held_out
+    else:
+        kept = [text for found, _ in texts if found.format == "text" for text in found.held_out]
+        if not kept:
+            raise PosencError(
+                "Prompts and chats are no text to measure a loss by length on: name some (measure.path)."
+            )
+    documents = held_out_documents(kept, tokenizer, max(lengths), settings.measure)
     return partial(
         measured, tokenizer=tokenizer, documents=documents, lengths=lengths, asked=settings.measure,
         objective=settings.model.objective,

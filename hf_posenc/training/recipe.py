@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 from accelerate import PartialState
-from transformers import TrainingArguments, set_seed
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, set_seed
 
 from ..errors import PosencError
 from ..evaluation.measures.rows import Row as Figure
@@ -30,6 +30,7 @@ from .card import command, versions
 from .checks import (
     refuse_absent_packages,
     refuse_full_disk,
+    refuse_generations,
     refuse_misfit,
     refuse_other_base,
     refuse_other_head,
@@ -40,13 +41,14 @@ from .checks import (
 )
 from .finishing import finish
 from .loss import LossHead
-from .preparing import made, measurement, patch, positions_name, positions_record, training_rows
+from .preparing import held_out_rows, made, measurement, named, patch, positions_name, positions_record, training_rows
 from .resuming import Clock, Past, console, where_to_begin
 from .settings import Settings
 from .sharding import launched_parallel, launched_sharded, refuse_lost_rows, refuse_sharded_text, share_text, sharing
-from .sources import corpus
-from .trainer import ContextTrainer, StopInTime, arguments, rows_a_step
+from .sources import corpora
+from .trainer import ContextTrainer, arguments, rows_a_step
 from .tuning import counted, trained_count, tuned
+from .watching import Generations, StopInTime
 
 CONTROL = "control"
 """The folder of the control, inside that of its run."""
@@ -61,6 +63,8 @@ class Run:
     model: Any
     tokenizer: Any
     rows: Any
+    held_out: Any
+    """Rows that are looked at while training, if any."""
     measure: Any
     data: str
     """What the text is called."""
@@ -129,14 +133,16 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     if sharing(launched_parallel()) > 1:
         share_text(model)
 
-    text = corpus(settings.data)
-    measure = measurement(settings, text, tokenizer, trained_length)
-    rows = training_rows(settings, text, tokenizer, rows_a_step(args))
+    texts = corpora(settings.data)
+    measure = measurement(settings, texts, tokenizer, trained_length)
+    rows = training_rows(settings, texts, tokenizer, rows_a_step(args))
+    looked_at = held_out_rows(settings, texts, tokenizer) if settings.train.eval_steps else None
+    refuse_generations(settings, measure.keywords["documents"], launched_sharded())
     refuse_sharded_text(settings, launched_parallel(), rows)
     refuse_other_head(settings, model, rows)
     return Run(
-        settings, args, model, tokenizer, rows, measure, text.name, trained_length, parameters, begin, clock,
-        came is not None,
+        settings, args, model, tokenizer, rows, looked_at, measure, named(texts), trained_length, parameters, begin,
+        clock, came is not None,
     )  # fmt: skip
 
 
@@ -191,14 +197,27 @@ def trainer_of(run: Run) -> ContextTrainer:
     whole = settings.train.full_logits or settings.model.objective == "contrastive"
     return ContextTrainer(
         settings=settings, head=None if whole else LossHead(run.model), other_rate=settings.tune.learning_rate,
-        clock=run.clock, model=wrapped, args=run.args, train_dataset=run.rows, processing_class=run.tokenizer,
-        callbacks=[StopInTime(settings.train.max_seconds)] if settings.train.max_seconds else None,
+        clock=run.clock, model=wrapped, args=run.args, train_dataset=run.rows, eval_dataset=run.held_out,
+        processing_class=run.tokenizer, callbacks=callbacks(run),
     )  # fmt: skip
+
+
+def callbacks(run: Run) -> list[TrainerCallback]:
+    """What looks on while it trains."""
+    asked, found = run.settings.train, list[TrainerCallback]()
+    if asked.max_seconds is not None:
+        found.append(StopInTime(asked.max_seconds))
+    if asked.early_stopping_patience is not None:
+        found.append(EarlyStoppingCallback(asked.early_stopping_patience))
+    if asked.generate_steps is not None:
+        documents = run.measure.keywords["documents"]
+        found.append(Generations(documents, run.tokenizer, run.settings.data.reach, asked.generate_steps, run.output))
+    return found
 
 
 def facts_of(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
     """What a run was, in all its sessions, for its metrics and its card."""
-    past = run.clock.now()
+    past, settings = run.clock.now(), run.settings.train
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return {
         "steps": trainer.state.global_step,
@@ -206,6 +225,8 @@ def facts_of(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
         "seconds": past.seconds,
         "training_seconds": past.training_seconds,
         "losses": losses,
+        "best_step": trainer.state.best_global_step if settings.load_best_model_at_end else None,
+        "held_out_losses": [(e["step"], e["eval_loss"]) for e in trainer.state.log_history if "eval_loss" in e],
         "trained": counted(trainer.model),
         "parameters": run.parameters,
         "written": trainer.written,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,19 @@ class Row:
     """Unless they count from 0 in each piece."""
     answers: Sequence[bool] | None = None
     """Tokens that count more than others."""
+    predicted: Sequence[bool] | None = None
+    """Tokens that are learned; all unless given."""
+    padding: int = 0
+    """Tokens at the end that are nothing, a piece of their own."""
+
+
+class Cuts(Protocol):
+    """Text that rows are cut from, each following from its number and the seed."""
+
+    def cut(self, index: int, room: int, seed: int) -> Row: ...
+
+    def refuse_short(self, length: int, room: int) -> None:
+        """Raise where there is not enough for a row."""
 
 
 class Stream:
@@ -39,6 +53,7 @@ class Stream:
         parts = [np.asarray(document, dtype=np.int32) for document in documents]
         self.tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
         self.starts = np.cumsum([0, *(len(part) for part in parts)])[:-1]
+        self.orders: dict[tuple[int, int], Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,11 +63,28 @@ class Stream:
         pieces = np.diff([0, *inner.tolist(), length]).tolist()
         return Row(self.tokens[start : start + length].tolist(), pieces)
 
+    def cut(self, index: int, room: int, seed: int) -> Row:
+        """On a grid that each pass over the text lays anew; in a new order each time that all was seen."""
+        count = len(self) // room
+        passes, place = divmod(index, count)
+        if (room, passes) not in self.orders:
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + passes))
+            self.orders[room, passes] = order
+        shift = random.Random(f"{seed}/{passes}").randrange(len(self) - count * room + 1)
+        return self.row(int(self.orders[room, passes][place]) * room + shift, room)
+
+    def refuse_short(self, length: int, room: int) -> None:
+        if len(self) < room:
+            raise PosencError(
+                f"The text is too short: rows of {length} tokens are asked for, and all documents to train on have "
+                f"{len(self)} together. Give more text (data.path), or ask for less (data.length)."
+            )
+
 
 def in_short_pieces(row: Row, length: int) -> Row:
     """The same tokens as texts of no more than `length`."""
     pieces = [p for piece in row.pieces for p in [length] * (piece // length) + [piece % length] if p]
-    return Row(row.ids, pieces)
+    return replace(row, pieces=pieces)
 
 
 def skipping(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
@@ -65,7 +97,7 @@ def skipping(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
     positions = [
         p + leap for start, size, leap in zip(starts, sizes, leaps, strict=False) for p in range(start, start + size)
     ]
-    return Row(row.ids, [length], positions)
+    return replace(row, pieces=[length], positions=positions)
 
 
 def causal_inputs(row: Row) -> dict[str, Tensor]:
@@ -73,11 +105,15 @@ def causal_inputs(row: Row) -> dict[str, Tensor]:
     labels = list(row.ids)
     for start in accumulate(row.pieces[:-1]):
         labels[start] = IGNORED  # nothing before it says what it is
-    inputs = {"input_ids": row.ids, "labels": labels, "position_ids": positions_of(row)}
+    if row.predicted is not None:
+        labels = [label if wanted else IGNORED for label, wanted in zip(labels, row.predicted, strict=True)]
+    inputs: dict[str, Any] = {"input_ids": row.ids, "labels": labels, "position_ids": positions_of(row)}
     if row.positions is not None:
         inputs["attention_mask"] = [1] * len(row.ids)  # a leap would be taken for a border
     if row.answers is not None:
         inputs["answers"] = row.answers
+    if row.padding:
+        inputs["padding"] = row.padding
     return {name: torch.tensor(values) for name, values in inputs.items()}
 
 
@@ -161,7 +197,7 @@ class Plan:
             return self.inputs(self.special(rng, length), rng)
         row = text(self.room(length))
         if self.asked.documents == "joined":
-            row = Row(row.ids, [len(row.ids)])
+            row = replace(row, pieces=[len(row.ids)])
         if self.asked.short and rng.random() < self.asked.short.share:
             row = in_short_pieces(row, self.asked.short.length)
         row = framed(row, *self.frame)
@@ -188,76 +224,71 @@ def framed(row: Row, opening: Sequence[int], closing: Sequence[int]) -> Row:
     pieces = [*row.pieces]
     pieces[0] += len(opening)
     pieces[-1] += len(closing)
-    return Row([*opening, *row.ids, *closing], pieces)
+    return replace(row, ids=[*opening, *row.ids, *closing], pieces=pieces)
 
 
 class TrainingRows(Dataset[dict[str, Tensor]]):
-    """The rows of a whole run in their order. Rows of text come in a new order each time that all were seen."""
+    """The rows of a whole run in their order."""
 
-    def __init__(self, stream: Stream, plan: Plan):
-        self.stream, self.plan = stream, plan
+    def __init__(self, text: Cuts, plan: Plan):
+        self.text, self.plan = text, plan
         for length in {length for _, length in plan.stages}:
-            if len(stream) < plan.room(length):
-                raise PosencError(
-                    f"The text is too short: rows of {length} tokens are asked for, and all documents to train on "
-                    f"have {len(stream)} together. Give more text (data.path), or ask for less (data.length)."
-                )
-        self.orders: dict[tuple[int, int], Tensor] = {}
+            text.refuse_short(length, plan.room(length))
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.plan.made(index, lambda room: self.stream.row(self._start(index, room), room))
+        return self.plan.made(index, lambda room: self.text.cut(index, room, self.plan.seed))
 
-    def _start(self, index: int, room: int) -> int:
-        """Where the text of a row begins: on a grid that each pass over the text lays anew."""
-        count = len(self.stream) // room
-        passes, place = divmod(index, count)
-        if (room, passes) not in self.orders:
-            order = torch.randperm(count, generator=torch.Generator().manual_seed(self.plan.seed + passes))
-            self.orders[room, passes] = order
-        shift = random.Random(f"{self.plan.seed}/{passes}").randrange(len(self.stream) - count * room + 1)
-        return int(self.orders[room, passes][place]) * room + shift
+
+Cutter = Callable[[int, int], Row]
+"""Cuts the row of a number with so many tokens; numbers come in order."""
 
 
 class StreamedRows(IterableDataset[dict[str, Tensor]]):
     """The same of text that is read while training, in its order, as often as needed."""
 
-    def __init__(self, documents: Callable[[], Iterator[Sequence[int]]], plan: Plan):
-        self.documents, self.plan = documents, plan
+    def __init__(self, cutter: Callable[[], Cutter], plan: Plan):
+        self.cutter, self.plan = cutter, plan
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        cut = self._cutter()
+        cut = self.cutter()
         for index in range(len(self.plan)):
-            yield self.plan.made(index, cut)
+            yield self.plan.made(index, partial(cut, index))
 
-    def _cutter(self) -> Callable[[int], Row]:
-        waiting: list[Sequence[int]] = []
-        source = self._endless()
 
-        def cut(room: int) -> Row:
-            ids: list[int] = []
-            pieces: list[int] = []
-            while len(ids) < room:
-                document = waiting.pop() if waiting else next(source)
-                part, rest = document[: room - len(ids)], document[room - len(ids) :]
-                ids += part
-                pieces.append(len(part))
-                if rest:
-                    waiting.append(rest)
-            return Row(ids, pieces)
+def in_order(documents: Callable[[], Iterator[Sequence[int]]]) -> Cutter:
+    """Rows of documents as they come, without a gap."""
+    waiting: list[Sequence[int]] = []
+    source = endless(documents)
 
-        return cut
+    def cut(index: int, room: int) -> Row:
+        ids: list[int] = []
+        pieces: list[int] = []
+        while len(ids) < room:
+            document = waiting.pop() if waiting else next(source)
+            part, rest = document[: room - len(ids)], document[room - len(ids) :]
+            ids += part
+            pieces.append(len(part))
+            if rest:
+                waiting.append(rest)
+        return Row(ids, pieces)
 
-    def _endless(self) -> Iterator[Sequence[int]]:
-        while True:
-            empty = True
-            for document in self.documents():
-                empty = False
-                yield document
-            if empty:
-                raise PosencError("The stream of documents is empty: there is nothing to train on.")
+    return cut
+
+
+T = TypeVar("T")
+
+
+def endless(documents: Callable[[], Iterator[T]]) -> Iterator[T]:
+    while True:
+        empty = True
+        for document in documents():
+            empty = False
+            yield document
+        if empty:
+            raise PosencError("The stream of documents is empty: there is nothing to train on.")
 
 
 def together(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -273,4 +304,7 @@ def together(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
                 torch.ones((1, length, length), dtype=torch.bool) if square else torch.ones(length, dtype=torch.long)
             )
             row.setdefault("attention_mask", ones)
+    if any("padding" in row for row in rows):
+        for row in rows:
+            row.setdefault("padding", torch.tensor(0))
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

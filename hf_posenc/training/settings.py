@@ -116,17 +116,51 @@ class Stage(Section):
     steps: int = Field(gt=0)
 
 
-class DataSettings(Section):
-    """Text, and how rows are cut from it."""
+class LongDocuments(Section):
+    """Documents from so many tokens on are read more often, so that a model meets what long rows are for."""
+
+    tokens: int = Field(gt=1)
+    weight: float = Field(gt=1)
+    """How often, against others."""
+
+
+class Source(Section):
+    """Where text comes from, and what its records are."""
 
     path: str | list[str] = "stdlib"
     """`stdlib`, files (.txt, .jsonl, .parquet, patterns such as books/*.txt), or the name of a dataset."""
     name: str | None = None
     """The configuration of a dataset that has several."""
     split: str = "train"
+    format: Literal["text", "prompt_completion", "chat"] = "text"
+    """`prompt_completion` and `chat` predict completions and the assistant's turns alone; examples stay whole."""
     column: str = "text"
+    """Of text."""
+    prompt: str = "prompt"
+    """The column of prompts."""
+    completion: str = "completion"
+    """The column of completions."""
+    messages: str = "messages"
+    """The column of chats: lists of {role, content}, rendered by the tokenizer's own template."""
+    too_long: Literal["refuse", "drop"] = "refuse"
+    """What becomes of examples that are longer than a row: cut, they would teach answers that do not end."""
     streaming: bool | None = None
     """Read while training, in order. Unless given, where the text is too large to be held as tokens."""
+
+
+class WeightedSource(Source):
+    """One of several."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """The share of rows that come from it, against the weights of the others."""
+
+
+class DataSettings(Source):
+    """Text, and how rows are cut from it."""
+
+    sources: list[WeightedSource] = []
+    """Instead of `path` and what belongs to it: several, with weights."""
+    long_documents: LongDocuments | None = None
     held_out: float = Field(default=0.05, gt=0, lt=0.5)
     """The share that is not trained on, but measured."""
     length: Length = Field(gt=1)
@@ -145,6 +179,30 @@ class DataSettings(Section):
     """Of masked language modelling."""
 
     @model_validator(mode="after")
+    def one_way_to_say_it(self) -> DataSettings:
+        given = self.model_fields_set & set(Source.model_fields)
+        if self.sources and given:
+            raise ValueError(f"{', '.join(sorted(given))} beside sources: say it of each source")
+        return self
+
+    @model_validator(mode="after")
+    def examples_stay_whole(self) -> DataSettings:
+        if all(source.format == "text" for source in self.all_sources):
+            return self
+        cut = [key for key in ("pose", "short", "stages") if getattr(self, key)]
+        if cut:
+            raise ValueError(f"{', '.join(cut)} would cut prompts from what answers them: they are for text")
+        if self.documents == "joined":
+            raise ValueError("an answer must not read the prompt of another: documents: separate")
+        return self
+
+    @model_validator(mode="after")
+    def long_documents_are_known(self) -> DataSettings:
+        if self.long_documents and any(s.streaming or s.format != "text" for s in self.all_sources):
+            raise ValueError("long_documents are found among all texts: format: text, streaming: false")
+        return self
+
+    @model_validator(mode="after")
     def fits(self) -> DataSettings:
         if self.pose and self.pose.target_length <= self.length:
             raise ValueError(f"pose.target_length {self.pose.target_length} must exceed length {self.length}")
@@ -155,6 +213,13 @@ class DataSettings(Section):
         if self.short and self.short.length >= self.length:
             raise ValueError(f"short.length {self.short.length} must be less than length {self.length}")
         return self
+
+    @property
+    def all_sources(self) -> list[WeightedSource]:
+        """What is read, and how often."""
+        if self.sources:
+            return list(self.sources)
+        return [WeightedSource(**{key: getattr(self, key) for key in Source.model_fields})]
 
     @property
     def lengths(self) -> list[int]:
@@ -172,6 +237,10 @@ class LoraSettings(Section):
     lora_alpha: float = Field(default=32.0, gt=0)
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: Literal["attention", "all-linear"] | list[str] = "attention"
+    use_rslora: bool = False
+    """Scale by the root of the rank (rsLoRA), so that high ranks learn as they should."""
+    use_dora: bool = False
+    """Train the size of each weight's columns apart from their direction (DoRA)."""
 
 
 class TuneSettings(Section):
@@ -221,6 +290,19 @@ class TrainSettings(Section):
     save_total_limit: int = Field(default=2, ge=2)
     """At least two, so that there is one to go back to when the newest is damaged."""
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
+    optim: Literal[
+        "adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adamw_8bit", "paged_adamw_8bit", "adafactor"
+    ] = "adamw_torch_fused"
+    """`adamw_torch_8bit` needs torchao, `adamw_8bit` and `paged_adamw_8bit` bitsandbytes."""
+    eval_steps: int | None = Field(default=None, gt=0)
+    """Take the loss of rows that are held out every so many steps."""
+    eval_rows: int = Field(default=16, gt=0)
+    load_best_model_at_end: bool = False
+    """Keep the checkpoint with the lowest such loss, and end with it."""
+    early_stopping_patience: int | None = Field(default=None, gt=0)
+    """Stop when it did not fall so many times in a row."""
+    generate_steps: int | None = Field(default=None, gt=0)
+    """Continue texts of the target length every so many steps, and show what is written."""
     use_cpu: bool | None = None
     """Where nothing else is found, unless given."""
     seed: int = 0
@@ -228,6 +310,18 @@ class TrainSettings(Section):
     """Let the model compute its loss from all logits at once, which takes far more memory."""
     processes: int | None = Field(default=None, gt=0)
     """Refuse to start unless so many processes share the work."""
+
+    @model_validator(mode="after")
+    def looks_before_it_judges(self) -> TrainSettings:
+        judging = [key for key in ("load_best_model_at_end", "early_stopping_patience") if getattr(self, key)]
+        if judging and self.eval_steps is None:
+            raise ValueError(f"{judging[0]} goes by the loss of rows that are held out: set eval_steps")
+        if self.load_best_model_at_end and self.save_steps % (self.eval_steps or 1):
+            raise ValueError(
+                f"the best of the checkpoints is looked for: save_steps {self.save_steps} must be a multiple of "
+                f"eval_steps {self.eval_steps}"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -247,6 +341,8 @@ class TrainSettings(Section):
 class MeasureSettings(Section):
     """What is measured, before and after."""
 
+    path: str | list[str] | None = None
+    """Text to measure on, as `data.path`; what `data` holds out, unless given."""
     lengths: Lengths = []
     """`[256, 512]` or `256,512`. The trained length, twice, four times ... up to the target, unless given."""
     windows: int = Field(default=32, gt=0)
@@ -284,4 +380,11 @@ class Settings(Section):
     def fresh_is_whole(self) -> Settings:
         if self.model.config is not None and not self.tune.whole:
             raise ValueError("a fresh model has nothing yet that an adapter could rest on: set tune.whole: true")
+        return self
+
+    @model_validator(mode="after")
+    def answers_are_continuations(self) -> Settings:
+        other = next((source.format for source in self.data.all_sources if source.format != "text"), None)
+        if other is not None and self.model.objective != "causal":
+            raise ValueError(f"data.format: {other} is for model.objective: causal, not {self.model.objective}")
         return self

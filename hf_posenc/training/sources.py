@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..errors import PosencError, suggestion
-from .settings import DataSettings
+from .settings import DataSettings, Source
 from .stdlib import stdlib_texts
 
 LARGE = 2**28
@@ -20,58 +21,85 @@ LARGE = 2**28
 MANY = 20
 """Fewer documents than this are not held out whole: of each one the end is."""
 READERS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+HELD_OUT = 0.05
+"""The share that is held out, unless given."""
 AHEAD = 20_000
 """Documents of a stream among which those held out are looked for."""
 
 
+Example = str | tuple[str, str] | list[dict[str, Any]]
+"""A text, a prompt and what completes it, or the messages of a chat."""
+
+
 @dataclass(frozen=True)
 class Corpus:
-    """Text to train on, and text that is only measured."""
+    """What is trained on, and what is only measured."""
 
     name: str
-    documents: Callable[[], Iterator[str]]
-    """A new pass over the texts to train on, in their order."""
-    held_out: list[str]
+    documents: Callable[[], Iterator[Any]]
+    """A new pass over the examples to train on, in their order."""
+    held_out: list[Any]
     streamed: bool = False
+    format: str = "text"
+    drops: bool = False
+    """Whether examples that are longer than a row are left out; else they are refused."""
 
 
-def corpus(asked: DataSettings) -> Corpus:
-    """The text that a recipe names."""
+def corpora(asked: DataSettings) -> list[tuple[Corpus, float]]:
+    """All that a recipe names, with its weight."""
+    found = [(corpus(source, asked.held_out), source) for source in asked.all_sources]
+    return [(replace(text, drops=source.too_long == "drop"), source.weight) for text, source in found]
+
+
+def corpus(asked: Source, share: float = HELD_OUT) -> Corpus:
+    """The examples that a source names, of which a share is held out."""
     if asked.path == "stdlib":
+        if asked.format != "text":
+            raise PosencError(f"stdlib is text, and holds nothing of data.format: {asked.format}.")
         return Corpus("stdlib", lambda: iter(stdlib_texts().values()), list(stdlib_texts(held_out=True).values()))
     names = [asked.path] if isinstance(asked.path, str) else asked.path
     files = [file for name in names for file in matching(name)]
     if files:
         size = sum(os.path.getsize(file) for file in files)
         streamed = size > LARGE if asked.streaming is None else asked.streaming
-        return split(", ".join(names), lambda: from_files(files, asked.column), asked.held_out, streamed)
+        return split(", ".join(names), lambda: from_files(files, asked), share, streamed, asked.format)
     if isinstance(asked.path, list):
         raise PosencError(f"None of these files is there: {', '.join(names)}.")
     refuse_path(asked.path)
     streamed = is_large(asked) if asked.streaming is None else asked.streaming
-    return split(asked.path, lambda: from_hub(asked, streamed), asked.held_out, streamed)
+    return split(asked.path, lambda: from_hub(asked, streamed), share, streamed, asked.format)
 
 
-def split(name: str, documents: Callable[[], Iterator[str]], share: float, streamed: bool) -> Corpus:
-    """Hold a share out: whole documents, found by a hash of their text; of a few books, the end of each."""
+def split(
+    name: str, documents: Callable[[], Iterator[Any]], share: float, streamed: bool, format: str = "text"
+) -> Corpus:
+    """Hold a share out: whole examples, found by a hash of what they say; of a few books, the end of each."""
     if streamed:
         kept = [text for text in islice(documents(), AHEAD) if is_held_out(text, share)]
-        return Corpus(name, lambda: (t for t in documents() if not is_held_out(t, share)), kept, streamed=True)
-    texts = [text for text in documents() if text.strip()]
+        return Corpus(
+            name, lambda: (t for t in documents() if not is_held_out(t, share)), kept, streamed=True, format=format
+        )
+    texts = [text for text in documents() if not isinstance(text, str) or text.strip()]
     if not texts:
         raise PosencError(f"{name} holds no text.")
     if len(texts) >= MANY:
         kept = [text for text in texts if is_held_out(text, share)]
         if kept:
             trained = [text for text in texts if not is_held_out(text, share)]
-            return Corpus(name, lambda: iter(trained), kept)
+            return Corpus(name, lambda: iter(trained), kept, format=format)
+    if format != "text":
+        if len(texts) < 2:
+            raise PosencError(f"{name} holds one example: one to train on and one to hold out are needed.")
+        last = max(1, round(share * len(texts)))
+        return Corpus(name, lambda: iter(texts[:-last]), texts[-last:], format=format)
     ends = [int(len(text) * (1 - share)) for text in texts]
-    trained = [text[:end] for text, end in zip(texts, ends, strict=True)]
-    return Corpus(name, lambda: iter(trained), [text[end:] for text, end in zip(texts, ends, strict=True)])
+    parts = [text[:end] for text, end in zip(texts, ends, strict=True)]
+    return Corpus(name, lambda: iter(parts), [text[end:] for text, end in zip(texts, ends, strict=True)])
 
 
-def is_held_out(text: str, share: float) -> bool:
-    return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:4], "big") < share * 2**32
+def is_held_out(example: Example, share: float) -> bool:
+    said = example if isinstance(example, str) else json.dumps(example, sort_keys=True)
+    return int.from_bytes(hashlib.sha256(said.encode(errors="replace")).digest()[:4], "big") < share * 2**32
 
 
 def matching(name: str) -> list[str]:
@@ -91,11 +119,13 @@ def refuse_path(name: str) -> None:
         raise PosencError(f"No file matches {name!r}. Name files, a dataset (owner/name), or stdlib.")
 
 
-def from_files(files: Iterable[str], column: str) -> Iterator[str]:
-    """A text file is one document; of the others, each line or record is."""
+def from_files(files: Iterable[str], asked: Source) -> Iterator[Any]:
+    """A text file is one document; of the others, each line or record is an example."""
     for file in files:
         kind = READERS[Path(file).suffix.lower()]
         if kind == "text":
+            if asked.format != "text":
+                raise PosencError(f"{file} is text, and data.format: {asked.format} is read from records (.jsonl).")
             try:
                 yield Path(file).read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
@@ -103,17 +133,17 @@ def from_files(files: Iterable[str], column: str) -> Iterator[str]:
         else:
             import datasets  # takes seconds, and few need it
 
-            yield from texts_of(loaded(datasets.load_dataset, kind, data_files=file, split="train"), column, file)
+            yield from examples_of(loaded(datasets.load_dataset, kind, data_files=file, split="train"), asked, file)
 
 
-def from_hub(asked: DataSettings, streamed: bool) -> Iterator[str]:
+def from_hub(asked: Source, streamed: bool) -> Iterator[Any]:
     import datasets
 
     found = loaded(datasets.load_dataset, asked.path, asked.name, split=asked.split, streaming=streamed)
-    return texts_of(found, asked.column, str(asked.path))
+    return examples_of(found, asked, str(asked.path))
 
 
-def is_large(asked: DataSettings) -> bool:
+def is_large(asked: Source) -> bool:
     """What the dataset says of its size; one that says nothing is streamed."""
     import datasets
 
@@ -129,16 +159,48 @@ def loaded(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise PosencError(f"{what} cannot be read as a dataset: {type(error).__name__}: {error}") from error
 
 
-def texts_of(records: Iterable[dict[str, Any]], column: str, name: str) -> Iterator[str]:
-    """The texts in a column, checked record by record."""
+def examples_of(records: Iterable[dict[str, Any]], asked: Source, name: str) -> Iterator[Any]:
+    """What a format makes of each record."""
+    make = {"text": text_of, "prompt_completion": prompt_of, "chat": chat_of}[asked.format]
     try:
         for record in records:
-            if column not in record:
-                raise PosencError(f"{name} has no column {column!r} (data.column).{suggestion(column, list(record))}")
-            if not isinstance(record[column], str):
-                raise PosencError(f"The column {column!r} of {name} holds {type(record[column]).__name__}, not text.")
-            yield record[column]
+            yield make(record, asked, name)
     except PosencError:
         raise
     except Exception as error:  # a parser, at a damaged record
         raise PosencError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def text_of(record: dict[str, Any], asked: Source, name: str) -> str:
+    return _string(record, asked.column, "data.column", name)
+
+
+def prompt_of(record: dict[str, Any], asked: Source, name: str) -> tuple[str, str]:
+    prompt = _string(record, asked.prompt, "data.prompt", name)
+    return prompt, _string(record, asked.completion, "data.completion", name)
+
+
+def chat_of(record: dict[str, Any], asked: Source, name: str) -> list[dict[str, Any]]:
+    messages = _cell(record, asked.messages, "data.messages", name)
+    fits = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
+    if not fits or any(not isinstance(m.get(key), str) for m in messages for key in ("role", "content")):
+        raise PosencError(
+            f"The column {asked.messages!r} of {name} should hold lists of {{role, content}}, and one is "
+            f"{str(messages)[:80]!r}."
+        )
+    if not any(message["role"] == "assistant" for message in messages):
+        raise PosencError(f"A chat of {name} has no turn of the assistant, so that there is nothing to learn from it.")
+    return messages
+
+
+def _cell(record: dict[str, Any], column: str, key: str, name: str) -> Any:
+    if column not in record:
+        raise PosencError(f"{name} has no column {column!r} ({key}).{suggestion(column, list(record))}")
+    return record[column]
+
+
+def _string(record: dict[str, Any], column: str, key: str, name: str) -> str:
+    found = _cell(record, column, key, name)
+    if not isinstance(found, str):
+        raise PosencError(f"The column {column!r} of {name} holds {type(found).__name__}, not text.")
+    return found

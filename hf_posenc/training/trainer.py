@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import DistributedType
 from torch import Tensor
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from ..checkpoints.tied import write_once
@@ -28,20 +27,28 @@ from .resuming import Clock
 from .rows import IGNORED, together
 from .settings import Settings
 from .sharding import refuse_lost_rows, refuse_sharded_text, share_text, sharing, whole_text
+from .watching import Meter
 
 SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 DAY = 86_400
+OURS = {
+    "max_seconds", "full_logits", "processes", "use_cpu", "eval_rows", "early_stopping_patience", "generate_steps",
+}  # fmt: skip
+"""Keys of `train` that are not transformers' own, or not passed on."""
 
 
 def arguments(settings: Settings) -> TrainingArguments:
     asked = settings.train
-    own = {"max_seconds", "full_logits", "processes", "use_cpu"}
     on_cpu = not torch.accelerator.is_available() if asked.use_cpu is None else asked.use_cpu
     return TrainingArguments(
         output_dir=settings.output,
-        **asked.model_dump(exclude=own),
+        **asked.model_dump(exclude=OURS),
         use_cpu=on_cpu,
         gradient_checkpointing_kwargs={"use_reentrant": False},
+        eval_strategy="no" if asked.eval_steps is None else "steps",
+        per_device_eval_batch_size=asked.per_device_train_batch_size,
+        prediction_loss_only=True,
+        metric_for_best_model="loss" if asked.eval_steps is not None else None,
         train_sampling_strategy="sequential",  # rows come in the order of their run, whoever reads them
         remove_unused_columns=False,
         save_strategy="steps",
@@ -84,6 +91,10 @@ class ContextTrainer(WatchedTrainer):
         self.sharing = sharing(parallel)
         if self.sharing > 1:
             share_text(self.model)
+        self.meter = Meter(self.accelerator.num_processes // self.sharing)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        super().log({**logs, **self.meter.read()} if "loss" in logs else logs, *args, **kwargs)
 
     def shared_inputs(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """transformers goes by the name of the attention alone; `share_text` has looked at what it does."""
@@ -102,8 +113,12 @@ class ContextTrainer(WatchedTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
+        padding = inputs.pop("padding", None)
+        if model.training:
+            self.meter.count(inputs["input_ids"].numel(), 0 if padding is None else int(padding.sum()))
         if self.contrastive:
-            return contrastive_loss(model, inputs)
+            loss = contrastive_loss(model, inputs)
+            return (loss, None) if return_outputs else loss
         labels, answers = inputs.pop("labels", None), inputs.pop("answers", None)
         targets = inputs.pop("shift_labels", None)
         if targets is None:
@@ -193,18 +208,3 @@ def summed(logits: Tensor, wanted: Wanted) -> Tensor:
         logits.float().flatten(0, 1), wanted.targets.flatten(), reduction="none", ignore_index=IGNORED
     )
     return losses.sum() if wanted.counted is None else (losses * wanted.counted).sum()
-
-
-class StopInTime(TrainerCallback):
-    """Ends training after so many seconds."""
-
-    def __init__(self, seconds: float):
-        self.seconds, self.begun = seconds, time.monotonic()
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.begun = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if time.monotonic() - self.begun > self.seconds:
-            control.should_training_stop = True
-        return control

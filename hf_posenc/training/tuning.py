@@ -47,6 +47,8 @@ def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
             r=asked.lora.r,
             lora_alpha=asked.lora.lora_alpha,  # type: ignore[arg-type]
             lora_dropout=asked.lora.lora_dropout,
+            use_rslora=asked.lora.use_rslora,
+            use_dora=asked.lora.use_dora,
             target_modules=lora_targets(places(model), asked.lora.target_modules),
             modules_to_save=saved or None,
             # PEFT keeps the two ends of a model tied where it knows their names; else the trained one parts.

@@ -1,0 +1,62 @@
+"""Several texts in one run: which of them a row comes from follows from its number and the seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .rows import Cuts, Cutter, Row, Stream
+from .settings import LongDocuments
+
+
+class Choice:
+    """Which of several sources each row of a run comes from, and how many came from it before."""
+
+    def __init__(self, weights: Sequence[float], rows: int, seed: int):
+        rng = random.Random(f"{seed}/sources")
+        self.chosen = np.asarray(rng.choices(range(len(weights)), weights, k=rows), dtype=np.int32)
+        one = self.chosen[:, None] == np.arange(len(weights))
+        self.before = (np.cumsum(one, axis=0) - one)[np.arange(rows), self.chosen]
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return int(self.chosen[index]), int(self.before[index])
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Rows from several texts."""
+
+    parts: Sequence[Cuts]
+    choice: Choice
+
+    def cut(self, index: int, room: int, seed: int) -> Row:
+        part, number = self.choice[index]
+        return self.parts[part].cut(number, room, seed)
+
+    def refuse_short(self, length: int, room: int) -> None:
+        for part in self.parts:
+            part.refuse_short(length, room)
+
+
+def mixed_in_order(cutters: Sequence[Cutter], choice: Choice) -> Cutter:
+    """The same of texts that are read while training."""
+
+    def cut(index: int, room: int) -> Row:
+        part, number = choice[index]
+        return cutters[part](number, room)
+
+    return cut
+
+
+def by_length(documents: Iterable[Sequence[int]], asked: LongDocuments) -> list[tuple[Stream, float]]:
+    """Long documents and the others, and the share of rows that each is to have."""
+    long: list[Sequence[int]] = []
+    others: list[Sequence[int]] = []
+    for document in documents:
+        (long if len(document) >= asked.tokens else others).append(document)
+    streams = [(Stream(part), weight) for part, weight in ((long, asked.weight), (others, 1.0)) if part]
+    total = sum(len(stream) * weight for stream, weight in streams)
+    return [(stream, len(stream) * weight / total) for stream, weight in streams]
