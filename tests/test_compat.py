@@ -555,6 +555,20 @@ def test_lm_evals_model_says_what_it_is_about_to_read(harness):
     assert lm.needed == [4] and len(calls) == 1
 
 
+def test_every_kernel_passes_a_mode_below_autograd():
+    from hf_posenc.compat.kernels import KernelMode, detached
+
+    class Doubles(KernelMode):
+        def kernel(self, name, args, run):
+            return detached([run() * 2])[0] if name.startswith("aten.exp") else run()
+
+    x = torch.zeros(3, requires_grad=True)
+    with Doubles():
+        y = x.exp()
+    y.sum().backward()
+    assert y.tolist() == x.grad.tolist() == [2.0] * 3, "autograd takes the kernel's output for its own"
+
+
 def test_an_embedder_is_made_around_a_model_that_is_there(tmp_path):
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import SentenceTransformer

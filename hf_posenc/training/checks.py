@@ -21,6 +21,7 @@ from ..patching.live import is_patched
 from ..patching.records import Record
 from ..patching.sizes import own_length
 from .loss import LossHead, refuse_other_loss
+from .memory import plain_mlps
 from .rows import together
 from .settings import Settings
 from .shipped import launching_with
@@ -138,6 +139,21 @@ def refuse_other_head(settings: Settings, model: Any, rows: Any) -> None:
         refuse_other_loss(model, head, together([next(iter(rows))]), settings.model.objective == "causal")
     finally:
         head.remove()
+
+
+def refuse_recomputing(settings: Settings, model: Any, device: str) -> None:
+    """Raise where layers cannot be computed again as asked."""
+    asked = settings.train
+    if not asked.gradient_checkpointing:
+        return
+    if not model.supports_gradient_checkpointing:
+        raise PosencError(f"train.gradient_checkpointing: {type(model).__name__} cannot recompute its layers.")
+    if asked.offload and device == "cpu":
+        raise PosencError(
+            "train.offload moves activations to the host's memory, where they are on a CPU: leave it out."
+        )
+    if asked.mlp_tokens is not None:
+        plain_mlps(model)
 
 
 def refuse_generations(settings: Settings, documents: Sequence[Document], sharded: bool) -> None:

@@ -76,7 +76,10 @@ def activations(config: Any, asked: Settings, size: int) -> float:
     one: float = tokens * (HELD * hidden + HELD_MLP * wide) * size
     if not asked.train.gradient_checkpointing:
         return layers * one
-    return layers * tokens * hidden * size + one
+    if asked.train.mlp_tokens is not None:
+        one -= max(0, tokens - asked.train.mlp_tokens) * HELD_MLP * wide * size
+    kept = 1 if asked.train.recompute_attention else 2
+    return layers * tokens * kept * hidden * size + one
 
 
 def loss_memory(config: Any, asked: Settings, size: int) -> float:

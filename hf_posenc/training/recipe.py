@@ -36,6 +36,7 @@ from .checks import (
     refuse_other_head,
     refuse_other_launch,
     refuse_output,
+    refuse_recomputing,
     refuse_small_batches,
     refuse_targets,
 )
@@ -128,6 +129,7 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     refuse_other_base(settings, came, positions_record(model))
     refuse_misfit(settings, model, tokenizer)
     refuse_targets(settings, model)
+    refuse_recomputing(settings, model, args.device.type)
     refuse_full_disk(settings, trained_count(model, settings.tune), parameters, merged)
     refuse_lost_rows(settings, launched_sharded())
     if sharing(launched_parallel()) > 1:

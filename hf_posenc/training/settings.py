@@ -285,6 +285,13 @@ class TrainSettings(Section):
     max_grad_norm: float = Field(default=1.0, ge=0)
     bf16: bool = False
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them, but for what attention gave."""
+    recompute_attention: bool = False
+    """That as well: less memory, more time."""
+    mlp_tokens: int | None = Field(default=None, gt=0)
+    """Take the MLP of a row in parts of so many tokens: for rows whose MLP is what does not fit."""
+    offload: bool = False
+    """Keep the inputs of recomputed layers in the memory of the host."""
     logging_steps: int = Field(default=10, gt=0)
     save_steps: int = Field(default=100, gt=0)
     save_total_limit: int = Field(default=2, ge=2)
@@ -328,6 +335,13 @@ class TrainSettings(Section):
     def few_steps(cls, raw: Any) -> Any:
         steps = raw.get("max_steps") if isinstance(raw, dict) else None
         return {"warmup_steps": min(20, steps // 2), **raw} if type(steps) is int and steps > 0 else raw
+
+    @model_validator(mode="after")
+    def recomputes_what_it_must(self) -> TrainSettings:
+        asked = [key for key in ("recompute_attention", "mlp_tokens", "offload") if getattr(self, key)]
+        if asked and not self.gradient_checkpointing:
+            raise ValueError(f"{asked[0]} is a part of gradient_checkpointing: set it")
+        return self
 
     @model_validator(mode="after")
     def warms_up_in_time(self) -> TrainSettings:

@@ -23,6 +23,7 @@ from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest
 from .masters import rounded_dtypes, rounded_state
+from .memory import recompute
 from .resuming import Clock
 from .rows import IGNORED, together
 from .settings import Settings
@@ -32,7 +33,8 @@ from .watching import Meter
 SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 DAY = 86_400
 OURS = {
-    "max_seconds", "full_logits", "processes", "use_cpu", "eval_rows", "early_stopping_patience", "generate_steps",
+    "max_seconds", "full_logits", "processes", "use_cpu", "gradient_checkpointing", "recompute_attention",
+    "mlp_tokens", "offload", "eval_rows", "early_stopping_patience", "generate_steps",
 }  # fmt: skip
 """Keys of `train` that are not transformers' own, or not passed on."""
 
@@ -44,7 +46,6 @@ def arguments(settings: Settings) -> TrainingArguments:
         output_dir=settings.output,
         **asked.model_dump(exclude=OURS),
         use_cpu=on_cpu,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
         eval_strategy="no" if asked.eval_steps is None else "steps",
         per_device_eval_batch_size=asked.per_device_train_batch_size,
         prediction_loss_only=True,
@@ -92,6 +93,8 @@ class ContextTrainer(WatchedTrainer):
         if self.sharing > 1:
             share_text(self.model)
         self.meter = Meter(self.accelerator.num_processes // self.sharing)
+        if settings.train.gradient_checkpointing:
+            recompute(self.model, settings.train)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         super().log({**logs, **self.meter.read()} if "loss" in logs else logs, *args, **kwargs)

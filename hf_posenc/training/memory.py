@@ -1,0 +1,117 @@
+"""What long rows take: activations are recomputed but for what attention gave, and an MLP may read a row in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..compat.kernels import KernelMode, detached
+from ..errors import PosencError
+from .settings import TrainSettings
+
+KEPT = ("scaled_dot_product", "flash_attn")
+"""Kernels whose output is kept: attention costs the square of a row's length, and what it gives one row."""
+MLPS = ("mlp", "feed_forward", "ffn")
+"""What layers call the part that reads each token by itself."""
+
+
+def recompute(model: Any, asked: TrainSettings) -> None:
+    """Let a model's layers be computed again in the backward pass."""
+    given: dict[str, Any] = {"use_reentrant": False}
+    if not asked.recompute_attention:
+        given["context_fn"] = keeping_attention
+    more: dict[str, Any] = {"offload": True} if asked.offload else {}
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=given, **more)
+    except TypeError:
+        raise PosencError("train.offload needs a newer transformers: pip install -U transformers.") from None
+    if asked.mlp_tokens is not None:
+        read_in_parts(model, asked.mlp_tokens)
+
+
+def keeping_attention() -> tuple[Keep, GiveBack]:
+    """The contexts of a layer's forward and of its recomputation.
+
+    torch's own wants every kernel to run again in the same order, and a mask that one layer made is used by the next.
+    """
+    kept: list[Any] = []
+    return Keep(kept), GiveBack(kept)
+
+
+def is_attention(kernel: str) -> bool:
+    return any(part in kernel for part in KEPT) and "backward" not in kernel
+
+
+class Keep(KernelMode):
+    """Keeps what kernels of attention give."""
+
+    def __init__(self, kept: list[Any]):
+        super().__init__()
+        self.kept = kept
+
+    def kernel(self, name: str, args: Any, run: Callable[[], Any]) -> Any:
+        given = run()
+        if is_attention(name):
+            self.kept.append(((name, shapes(args)), detached(given)))
+        return given
+
+
+class GiveBack(KernelMode):
+    """Gives it back in the same order, instead of computing it again."""
+
+    def __init__(self, kept: list[Any]):
+        super().__init__()
+        self.kept, self.next = kept, 0
+
+    def __enter__(self) -> Any:
+        self.next = 0
+        return super().__enter__()
+
+    def kernel(self, name: str, args: Any, run: Callable[[], Any]) -> Any:
+        if not is_attention(name):
+            return run()
+        asked, given = self.kept[self.next] if self.next < len(self.kept) else (None, None)
+        if asked != (name, shapes(args)):
+            raise PosencError(
+                "A layer called attention otherwise when it was computed again than it did before. Recompute all "
+                "of it (train.recompute_attention: true)."
+            )
+        self.next += 1
+        return detached(given)
+
+
+def shapes(args: Any) -> list[torch.Size]:
+    return [arg.shape for arg in args if isinstance(arg, Tensor)]
+
+
+def read_in_parts(model: Any, size: int) -> None:
+    """Let every MLP hold what it computes of `size` tokens at a time, and no more."""
+    for module in plain_mlps(model):
+        module.forward = partial(in_parts, module.forward, size)
+
+
+def plain_mlps(model: Any) -> list[Any]:
+    """The parts of layers that read each token by itself."""
+    found = [module for name, module in model.named_modules() if name.rpartition(".")[2] in MLPS and of_tokens(module)]
+    if not found:
+        raise PosencError(
+            f"train.mlp_tokens: no plain MLP was found in this model (looked for {', '.join(MLPS)}). Leave it out."
+        )
+    return found
+
+
+def of_tokens(module: nn.Module) -> bool:
+    """Whether it reads each token by itself and gives one tensor: experts are routed, and may give more."""
+    return not any("moe" in type(part).__name__.lower() or "router" in n for n, part in module.named_modules())
+
+
+def in_parts(forward: Any, size: int, hidden: Tensor) -> Tensor:
+    if not torch.is_grad_enabled() or hidden.dim() != 3 or hidden.shape[1] <= size:
+        whole: Tensor = forward(hidden)
+        return whole
+    return torch.cat([checkpoint(forward, part, use_reentrant=False) for part in hidden.split(size, 1)], 1)
