@@ -36,7 +36,7 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
     """Patch an original model as a record says; raises if it is not the original that the record was made on."""
     where = places(model)
     refuse_other_geometry(where, record)
-    found = original_values(where)
+    found = original_values(where, record.scheme)
     if record.original != found:
         raise PosencError(
             f"The patch was made on a model whose config had {record.original}, and this one has {found}: it is "
@@ -52,7 +52,7 @@ def refuse_other_geometry(where: Places, record: Record) -> None:
     if record.geometry.axes != len(where.family.axes):
         made, live = ("images", "text") if record.geometry.axes > 1 else ("a text", "images")
         raise PosencError(f"The posenc record was made for {made}, and this model reads {live}: it is another model.")
-    lacking = sorted(set(original_values(where)) - set(record.original))
+    lacking = sorted(set(original_values(where, record.scheme)) - set(record.original))
     if lacking:
         raise PosencError(f"The original of the posenc record lacks {', '.join(lacking)}: it is damaged.")
     said = record.geometry.rope is not None

@@ -13,6 +13,7 @@ from .biases import Bias
 from .patterns import Pattern
 from .precision import Fp32Buffers
 from .tables import ComputedTable, LearnedTable
+from .temperatures import Temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class Geometry:
     """Height and width of a patch, in pixels."""
     layers: int = 0
     """How many layers attend, on vision models."""
+    whole: bool = False
+    """Whether rotary modules scale all channels of q and k, in every layer; looked at only for a temperature."""
 
     @property
     def axes(self) -> int:
@@ -198,3 +201,8 @@ class Effect:
     """Which keys are seen, and at what distances; None for all, at their own."""
     forgets: bool = False
     """Whether keys that can never be seen again leave the cache."""
+    temperature: Temperature | None = None
+    """What queries are multiplied by inside attention; None for nothing."""
+    own_temperature: float | None = None
+    """What becomes of a temperature that the model's own code applies: it stays as it is (None), is taken away (0), or
+    has another beta."""

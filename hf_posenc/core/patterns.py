@@ -34,8 +34,6 @@ class Pattern:
     """Zones from positions. Plain numbers only: it is compared and copied with the model."""
 
     causal: bool
-    trained: int | None = None
-    """The length from which attention is sharpened by ln(n)/ln(trained); None leaves it."""
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         raise NotImplementedError
@@ -51,12 +49,6 @@ class Pattern:
     @staticmethod
     def _apart(query: Tensor, key: Tensor) -> Tensor:
         return query[:, :, None] - key[:, None, :]
-
-    def sharpness(self, length: Tensor) -> Tensor | None:
-        """What the scores of queries are multiplied by that can look at so much text."""
-        if self.trained is None:
-            return None
-        return (length.float().clamp(min=2).log() / math.log(self.trained)).clamp(min=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 
 from ..compat.models import ATTENTION, attention_of, has_mask_function
 from ..compat.pytorch import has_pre_hook
+from ..core.biases import Bias
 from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
@@ -28,7 +29,7 @@ KERNELS = ("sdpa", "eager")
 
 def works_inside(effect: Effect, stack: Stack) -> bool:
     """Whether attention layers must do what they do not do by themselves, or leave what they do."""
-    added = effect.bias is not None or effect.pattern is not None
+    added = effect.bias is not None or effect.pattern is not None or effect.temperature is not None
     return added or rotates_inside(effect, stack) or bool(stack.family.bias and stack.attentions)
 
 
@@ -58,14 +59,15 @@ def attention_edits(
 
 def _refuse_unreached(stack: Stack, groups: list[Group], effects: Effects) -> None:
     """Raise where some layers that should take part cannot be reached."""
-    taken = [effects[group.name].rotation for group in groups if works_inside(effects[group.name], stack)]
-    lost = any(rotation is None or rotation.follows_length for rotation in taken)
+    inside = [effects[group.name] for group in groups if works_inside(effects[group.name], stack)]
+    lost = any(effect.rotation is None or effect.rotation.follows_length for effect in inside)
+    lost |= any(effect.temperature is not None for effect in inside)
     if stack.rotaries and stack.unreached and lost:  # layers that rotate by themselves would lose their positions
         names = sorted({type(module).__name__ for module in stack.unreached})
         raise UnsupportedCell(
-            f"This scheme takes rotation away and works inside attention, and {', '.join(names)} of this "
+            f"This scheme, or its temperature, works inside attention, and {', '.join(names)} of this "
             f"{stack.config.model_type!r} model rotates its input by itself, out of reach. Schemes that rescale RoPE "
-            "('ntk', 'yarn', 'linear') work."
+            "('ntk', 'yarn', 'linear'), without a temperature, work."
         )
     if not stack.attentions:
         raise UnsupportedCell(
@@ -121,6 +123,9 @@ def _shared_edits(stack: Stack, effect: Effect, geometry: Geometry, suffix: str)
     if effect.bias is not None:
         bias = effect.bias.to(device=weight.device, dtype=weight.dtype)
         edits.append(Swap(stack.root, "posenc_bias" + suffix, bias))
+    if effect.temperature is not None:
+        temperature = effect.temperature.to(device=weight.device, dtype=weight.dtype)
+        edits.append(Swap(stack.root, "posenc_temperature" + suffix, temperature))
     return edits
 
 
@@ -218,11 +223,15 @@ def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]
             faults.append("the live frequencies are not those of the scheme")
     if shared.pattern != effect.pattern or shared.forgets != effect.forgets:
         faults.append("the pattern of keys is not that of the scheme")
-    if (effect.bias is None) != (bias is None):
-        faults.append("the bias of the scheme is missing" if effect.bias else "there is a bias that the scheme lacks")
-    elif effect.bias is not None and bias is not None:
-        live_buffers = dict(bias.named_buffers())
-        for key, wanted in effect.bias.named_buffers():
-            if key in live_buffers and not torch.equal(live_buffers[key].cpu(), wanted):
-                faults.append(f"{key} of the bias are not those of the scheme")
-    return faults
+    if str(link.temperature) != str(effect.temperature):
+        faults.append(f"the temperature is {link.temperature}, and the scheme means {effect.temperature}")
+    return faults + _bias_faults(bias, effect.bias)
+
+
+def _bias_faults(live: Bias | None, meant: Bias | None) -> list[str]:
+    if live is None or meant is None:
+        lost = ["the bias of the scheme is missing"] if meant is not None else []
+        return lost if live is None else ["there is a bias that the scheme lacks"]
+    numbers, wanted = dict(live.named_buffers()), dict(meant.named_buffers())
+    other = [key for key in wanted if key in numbers and not torch.equal(numbers[key].cpu(), wanted[key])]
+    return [f"{key} of the bias are not those of the scheme" for key in other]

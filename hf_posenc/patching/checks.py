@@ -11,6 +11,7 @@ from ..families import Places, places
 from .attention import attention_faults
 from .grades import is_sealed
 from .live import bare, journal_of, record_of
+from .own_temperature import own_temperature_faults
 from .records import Record
 from .rope_config import rotary_faults
 from .seal import seal_faults
@@ -67,6 +68,7 @@ def patch_faults(where: Places, record: Record) -> list[str]:
         patched = [group for group in groups if group.name in effects]
         faults += rotary_faults(stack, groups, effects, sealed)
         faults += attention_faults(stack, patched, effects, record.geometries)
+        faults += own_temperature_faults(stack, [effects[group.name] for group in patched])
         faults += table_faults(stack, first)
     faults += seal_faults(where.model)
     return list(dict.fromkeys(faults))

@@ -15,10 +15,12 @@ from ..engines.table import lines
 from ..families import Group, Places, places
 from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
+from ..schemes.temperature import NoTemperature
 from .grades import MEANING, grade
 from .grades import SEALED as SEALED_GRADE
 from .live import bare, links, record_of
 from .measure import groups_of_types
+from .own_temperature import own_temperature
 from .records import Record
 from .rope_config import own_rope, rope_of, scaling_of
 from .sizes import own_length
@@ -51,6 +53,8 @@ class Description:
     """Those of them that rotate less than once within the trained length."""
     attention_scaling: float | None = None
     """What cos and sin are multiplied by: scores are scaled by its square."""
+    temperature: str | None = None
+    """What queries are multiplied by, by their position; one that the model has of its own included."""
 
     image_size: tuple[int, ...] | None = None
     """Height and width that the config of a vision model speaks of, in pixels; a patched one takes others as well."""
@@ -126,7 +130,20 @@ def _in_a_text(where: Places, group: Group, record: Record | None) -> dict[str, 
         "pairs": len(rotating),
         "pairs_below_one_turn": sum(f * (trained or 0) < 2 * math.pi for f in rotating),
         "attention_scaling": scaling,
+        "temperature": _temperature(group, record),
     }
+
+
+def _temperature(group: Group, record: Record | None) -> str | None:
+    """What queries are multiplied by, ours or the family's own."""
+    found = next((link.temperature for _, link in links(group.attentions) if link.temperature is not None), None)
+    if found is not None:
+        return str(found)
+    asked = None if record is None else record.scheme.temperature
+    effect = None if asked is None or record is None else record.effects()[group.name]
+    if effect is not None and not effect.own_temperature and not isinstance(asked, NoTemperature):
+        return f"{record.scheme.options()['temperature']}, as a part of the attention scaling"  # type: ignore[union-attr]
+    return own_temperature(group.stack)
 
 
 def _on_a_grid(group: Group) -> dict[str, Any]:

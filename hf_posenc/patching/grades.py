@@ -28,7 +28,8 @@ def is_sealed(effects: Iterable[Effect], family: Family) -> bool:
     for effect in effects:
         rotation = effect.rotation
         nameless = rotation is not None and (rotation.rope_parameters is None or not family.rotary)
-        if nameless or effect.bias is not None or effect.pattern is not None or not holds_table(family, effect):
+        inside = effect.bias is not None or effect.pattern is not None or effect.temperature is not None
+        if nameless or inside or not holds_table(family, effect):
             return True
     return family.bias is not None
 

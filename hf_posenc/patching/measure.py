@@ -11,7 +11,7 @@ from ..errors import PosencError, UnsupportedModel, suggestion
 from ..families import Group, Places
 from ..runtime.positions import HALVES
 from ..schemes import Scheme
-from .layout import watched_layout
+from .layout import KNOWN, watched_layout
 from .records import Geometries
 from .rope_config import own_rope
 from .sizes import own_length
@@ -86,14 +86,18 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None)
             f"The config of this {config.model_type!r} model does not say how long a text it was trained on: "
             "give trained_length=."
         )
+    found = sizes(group)
+    # Of other types it is not known whether some layers, or some channels, are left unrotated.
+    whole = rope is not None and group.stack.config.model_type in KNOWN and found["rotary_dim"] == found["head_dim"]
     return Geometry(
-        **sizes(group),
+        **found,
         trained_length=length,
         initializer_range=float(getattr(config, "initializer_range", 0.02)),
         rope=rope,
         layout=layout,
         unturned=unturned,
         grid=group.stack.grid,
+        whole=whole and scheme.temperature is not None,
     )
 
 

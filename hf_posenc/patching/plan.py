@@ -11,6 +11,7 @@ from ..schemes import Scheme
 from .attention import attention_edits, stranger_edits
 from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed
+from .own_temperature import own_temperature_edits
 from .records import Geometries, Record, family_from_outside, original_values
 from .rope_config import rotary_edits
 from .seal import seal_edits
@@ -38,7 +39,7 @@ def plan(
     `loaded`: the model has just been loaded from a checkpoint of itself patched, and its tables hold what that says.
     `lost`: why the model's own table is not at hand any more.
     """
-    record = loaded or Record(scheme, geometries, original_values(where), family_from_outside(where.family))
+    record = loaded or Record(scheme, geometries, original_values(where, scheme), family_from_outside(where.family))
     effects = record.effects()
     first = next(iter(effects.values()))
     if lost is not None and first.table is not None and first.table.reads_native:
@@ -56,6 +57,7 @@ def plan(
             if stack.rotaries:
                 edits += rotary_edits(stack, groups, effects, geometries, reach, sealed)
             edits += attention_edits(stack, groups, effects, geometries)
+            edits += own_temperature_edits(stack, [effects[group.name] for group in groups])
     if sealed:
         edits += seal_edits(where.model, where.stacks[0].weight.weight)
         edits += stranger_edits(where)

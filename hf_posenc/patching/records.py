@@ -13,8 +13,9 @@ from ..families import FAMILIES, Family, Places
 from ..registry import Origin
 from ..runtime.positions import LAYOUTS
 from ..schemes import SCHEMES, Scheme
-from ..schemes.base import finite
+from ..schemes.checked import finite
 from ..schemes.frequencies import PRESENT, present_frequencies
+from .own_temperature import TUNING, switches
 
 Geometries = dict[str, Geometry]
 """By group of layers; "" where a model has just one."""
@@ -120,8 +121,8 @@ def read_family(data: Any) -> tuple[str, Origin]:
     return name, origin
 
 
-def original_values(where: Places) -> dict[str, Any]:
-    """The config values that a patch replaces, as JSON holds them."""
+def original_values(where: Places, scheme: Scheme | None = None) -> dict[str, Any]:
+    """The config values that a patch replaces, or that the patch with this scheme does, as JSON holds them."""
     config, length, values = where.config, where.family.length, {}
     if hasattr(config, length):
         value = getattr(config, length)
@@ -130,6 +131,8 @@ def original_values(where: Places) -> dict[str, Any]:
         values["rope_parameters"] = copy.deepcopy(config.rope_parameters)
     for flag in flags_of(where.family):
         values[flag] = getattr(config, flag)
+    for switch in () if scheme is None or scheme.temperature is None else switches(config):
+        values[switch] = getattr(config, switch)
     return values
 
 
@@ -141,7 +144,7 @@ def flags_of(family: Family) -> tuple[str, ...]:
 def written_geometry(geometry: Geometry) -> dict[str, Any]:
     """A geometry as JSON holds it, without what says nothing."""
     given = {f.name: getattr(geometry, f.name) for f in dataclasses.fields(geometry)}
-    plain = {"layout": "halves", "unturned": (), "rope": None, "grid": (), "patch": (), "layers": 0}
+    plain = {"layout": "halves", "unturned": (), "rope": None, "grid": (), "patch": (), "layers": 0, "whole": False}
     values = {k: v for k, v in given.items() if k not in plain or v != plain[k]}
     return {k: list(v) if isinstance(v, tuple) else copy.deepcopy(v) for k, v in values.items()}
 
@@ -159,7 +162,7 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
     needed = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
     _keys(data, needed, list(fields), "The geometry of a posenc record")
     for name, value in data.items():
-        if name == "causal":
+        if name in ("causal", "whole"):
             good = isinstance(value, bool)
         elif name == "rope":
             good = is_rope(value)
@@ -207,7 +210,7 @@ def are_ropes(value: Any) -> bool:
 def read_original(data: dict[str, Any]) -> dict[str, Any]:
     families = list(FAMILIES.values())
     lengths = {family.length: len(family.axes) for family in families}
-    flags = sorted({flag for family in families for flag in flags_of(family)})
+    flags = sorted({TUNING, *(flag for family in families for flag in flags_of(family))})
     _keys(data, (), ["rope_parameters", *sorted(lengths), *flags], "The original of a posenc record")
     good = all(is_size(data[name], axes) for name, axes in lengths.items() if name in data)
     good &= all(isinstance(data[name], bool) for name in flags if name in data)

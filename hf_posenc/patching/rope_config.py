@@ -19,6 +19,7 @@ from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, hushed
 from ..schemes.frequencies import MSCALES, as_longrope
 from .edits import Edit, Swap
 from .other_readers import entries_for_others
+from .own_temperature import tempered_parameters
 
 Effects = dict[str, Effect]
 """By group of layers."""
@@ -192,6 +193,7 @@ def rotary_edits(
     else:
         ways = rope_parameters_for(stack, groups, effects, geometries, reach)
         parameters, modules = _modules_from(stack, rotations, ways)
+    parameters = tempered_parameters(parameters, groups, effects)
     edits: list[Edit] = [
         Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))
     ]
@@ -259,7 +261,7 @@ def _modules_from(stack: Stack, rotations: Rotations, ways: list[Parameters]) ->
             continue
         try:
             modules = [rotary_from(config, site.own) for site in stack.rotaries]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             reasons.append(f"{type(error).__name__}: {error}")
             continue
         faults = [_misfit(site, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]

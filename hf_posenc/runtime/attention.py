@@ -24,6 +24,7 @@ from .grids import GridLink
 from .kernels import is_causal
 from .masks import in_order, mask_rows, shown, sight, telling_padding
 from .positions import PREFIX, Link, Positions, rotate
+from .temperature import tempered
 from .zones import attend_in_zones
 
 LOOKS_AHEAD = (
@@ -83,9 +84,9 @@ def _attend(
     call: Call,
     **kwargs: Any,
 ) -> Output:
-    shared = link.shared
+    shared, causal = link.shared, is_causal(module, kwargs)
+    query = tempered(query, link, call, mask, key.shape[2], causal)
     if shared.pattern is not None:
-        causal = is_causal(module, kwargs)
         if shared.pattern.causal and mask is not None:
             _refuse_to_look_ahead(mask, call, key.shape[2])
         unpadded = shared.forgets and call.first_query is None  # the mask knows nothing of what was dropped

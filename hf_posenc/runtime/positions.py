@@ -17,6 +17,7 @@ from ..core.biases import Bias
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
 from ..core.precision import Fp32Buffers
+from ..core.temperatures import Temperature
 from ..errors import PosencError
 from ..families.finding import argument_names
 from .cache_layers import EMPTY, settle
@@ -82,7 +83,7 @@ class Positions(Fp32Buffers):
         self.rotation, self.layout, self.pattern, self.forgets = rotation, layout, pattern, forgets
         self.rendering: str | None = None
         """How a bias is added, where not the cheapest way (`set_rendering`)."""
-        self.recall = Recall()
+        self.recall, self.factors = Recall(), Recall()
         inv_freq = rotation.inv_freq if rotation else ()
         weights = rotation.weights if isinstance(rotation, FollowingRotation) else ()
         self.inv_freq = nn.Buffer(torch.tensor(inv_freq, device=device, dtype=torch.float32), persistent=False)
@@ -186,6 +187,10 @@ class Link:
     def bias(self) -> Bias | None:
         return getattr(self.root, "posenc_bias" + self.suffix, None)
 
+    @property
+    def temperature(self) -> Temperature | None:
+        return getattr(self.root, "posenc_temperature" + self.suffix, None)
+
 
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forward, by name."""
@@ -226,8 +231,12 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             angles = shared.recall(positions, partial(shared.angles, positions), link.first)
             call.angles = (angles, angles)
         return (), {**kwargs, "posenc_call": call}
-    # Some models run a layer more than once in a pass, with a place in the cache for each time.
-    slot = kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0)
+    if shared.rotation is None and shared.pattern is None and link.bias is None:  # a temperature: no key is asked
+        told = positions_in(kwargs)
+        start = 0 if told is not None else cache.get_query_offset(_slot(kwargs, link))
+        positions = _of_queries(module, kwargs, link, start)
+        return (), {**kwargs, "posenc_call": Call(positions, positions, None)}
+    slot = _slot(kwargs, link)
     if link.borrows:
         call = cache.layers[slot].call
     else:
@@ -240,13 +249,19 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return (), {**kwargs, "posenc_call": call}
 
 
+def _slot(kwargs: dict[str, Any], link: Link) -> int:
+    """A layer's place in the cache: some models run a layer more than once in a pass, with a place for each time."""
+    return int(kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0))
+
+
 def _of_queries(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> Tensor:
     """Where the queries stand: as the layer is told, as the model's table was asked, or counted."""
     states, positions = kwargs[link.states], positions_in(kwargs)
     if positions is not None:
         return positions
     length, device, mask = states.shape[1], states.device, kwargs.get(link.mask)
-    absolute = link.shared.late or link.shared.pattern is not None or not getattr(link.bias, "of_distance", True)
+    absolute = link.shared.late or link.shared.pattern is not None or link.temperature is not None
+    absolute |= not getattr(link.bias, "of_distance", True)
     causal = getattr(module, "is_causal", True)
     if absolute and causal and (seen := link.seen(states)) is not None:
         return seen

@@ -81,9 +81,6 @@ def attend_in_zones(
         sinks=kwargs.get("s_aux"),
         read=call.keys_read(stored),
     )
-    sharper = pattern.sharpness(_text_length(work))
-    if sharper is not None:
-        work = work._replace(query=query * sharper[:, None, :, None].to(query.dtype))
     bare = not work.dropout and work.softcap is None and work.sinks is None
     if causal and bare and not weighs:
         job = layouts.job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
@@ -92,16 +89,6 @@ def attend_in_zones(
     if not weighs and length <= FEW and few.fits(work):
         return few.attend(work).transpose(1, 2).contiguous(), None
     return in_blocks(work, causal and mask is None, weighs)
-
-
-def _text_length(work: Work) -> Tensor:
-    """How much text each query can look at: up to itself, or all that is no padding, (batch or 1, queries)."""
-    if work.pattern.causal:
-        return work.at + 1
-    if work.mask is None:
-        return torch.full_like(work.at, work.key.shape[2])
-    seen = work.mask if work.mask.dtype == torch.bool else work.mask == 0
-    return seen[:, 0].any(1).sum(-1, keepdim=True).expand(-1, work.at.shape[1])
 
 
 def in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,23 +12,14 @@ from ..core.axes import ONE_AXIS
 from ..core.effects import Effect, Geometry, OwnTable, Span
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
+from .checked import Checked
+from .temperature import TemperatureKind, refuse_images, temperature_from
+from .tempered import tempered
 
 S = TypeVar("S", bound="type[Scheme]")
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme", Plugins("hf_posenc.schemes"))
 NAME = re.compile("[a-z][a-z0-9_]*")
-MOST = 10**12
-"""No length, factor or theta is larger; powers of what is below stay within a float."""
-
-
-def finite(value: object) -> bool:
-    """Whether a value is a number that maths can be done with (bool is not)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
 
 
 def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:
@@ -52,12 +42,6 @@ def span(geometry: Geometry, target_length: int | None, factor: float | None) ->
             f"factor {target_length / trained:g}. Give one of the two, or trained_length= if the config is wrong."
         )
     return Span(trained, target_length, float(factor) if factor is not None else target_length / trained)
-
-
-def shown(value: object) -> str:
-    """A value as an error message shows it."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a very large whole number"
-    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def register_scheme(cls: S) -> S:
@@ -91,7 +75,7 @@ def _fault(cls: Any) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme:
+class Scheme(Checked):
     """A way to know positions. Options are checked when it is made; `effect` makes numbers of a model's geometry."""
 
     name: ClassVar[str]
@@ -119,8 +103,11 @@ class Scheme:
     target_length: int | None = None
     trained_length: int | None = None
     factor: float | None = None
+    temperature: TemperatureKind | Mapping[str, Any] | str | None = None
+    """What queries are multiplied by; None leaves a temperature that the model has of its own."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "temperature", temperature_from(self.temperature))
         for field in dataclasses.fields(self):
             if field.default is not None and getattr(self, field.name) is None:
                 raise PosencError(f"{field.name} cannot be None; leave it out for its default, {field.default!r}.")
@@ -136,7 +123,10 @@ class Scheme:
         self.refuse_other_axes(geometry.axes)
         effect = self.effect(geometry)
         self.refuse_undeclared(effect)
-        return effect
+        if not isinstance(self.temperature, TemperatureKind):
+            return effect
+        refuse_images(geometry.axes)
+        return tempered(effect, self.temperature, geometry, self.span(geometry))
 
     def refuse_other_axes(self, axes: int) -> None:
         """Raise where tokens stand at other coordinates than the scheme counts."""
@@ -175,7 +165,7 @@ class Scheme:
     def options(self) -> dict[str, Any]:
         """The options that were given, as JSON can hold them."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in given.items() if v is not None}
+        return {k: _written(v) for k, v in given.items() if v is not None}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Scheme:
@@ -187,45 +177,12 @@ class Scheme:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         return cls(**values)
 
-    def _check_count(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST):
-                raise PosencError(f"{name} must be a positive whole number below {MOST:g}, got {shown(value)}.")
 
-    def _check_number(
-        self, *names: str, least: float | None = None, above: float | None = None, most: float | None = None
-    ) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not finite(value):
-                raise PosencError(f"{name} must be a finite number, got {shown(value)}.")
-            if abs(value) > MOST or 0 < abs(value) < 1 / MOST:
-                raise PosencError(f"{name} must be a number between {1 / MOST:g} and {MOST:g}, got {shown(value)}.")
-            if least is not None and value < least:
-                raise PosencError(f"{name} must be at least {least:g}, got {value!r}.")
-            if above is not None and value <= above:
-                raise PosencError(f"{name} must be greater than {above:g}, got {value!r}.")
-            if most is not None and value > most:
-                raise PosencError(f"{name} must be at most {most:g}, got {value!r}.")
-
-    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in choices:
-            raise PosencError(f"{name}={value!r} is not a choice.{suggestion(value, list(choices))}")
-
-    def _check_seed(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise PosencError(f"{name} must be a whole number from 0 up, got {shown(value)}.")
-
-    def _check_flag(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise PosencError(f"{name} must be True or False, got {value!r}.")
+def _written(value: Any) -> Any:
+    """A value of an option as JSON holds it."""
+    if isinstance(value, TemperatureKind):
+        return value.options()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def scheme_from(scheme: str | Scheme, options: Mapping[str, Any]) -> Scheme:

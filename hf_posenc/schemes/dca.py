@@ -41,4 +41,4 @@ class Dca(TwoPositionScheme):
                 f"chunk={chunk} and local_window={local} must be 1 or more, and together no more than the trained "
                 f"length {trained}; three quarters and one quarter of it are usual."
             )
-        return Chunked(causal=True, trained=self.sharpened_from(geometry), chunk=chunk, reach=chunk + local)
+        return Chunked(causal=True, chunk=chunk, reach=chunk + local)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..core.effects import Effect, FollowingRotation, Geometry, Rotation
 from ..errors import PosencError
-from .base import finite, register_scheme
+from .base import register_scheme
+from .checked import finite
 from .frequencies import (
     base_frequencies,
     longrope_attention_factor,

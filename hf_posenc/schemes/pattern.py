@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.effects import Effect, Geometry, LateRotation, OwnTable, Rotation
 from ..core.patterns import Pattern
 from ..errors import PosencError, UnsupportedCell
 from .base import Scheme
 from .frequencies import base_frequencies
+from .temperature import Log
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatternScheme(Scheme):
-    """`logit_scaling` multiplies scores by ln(n)/ln(L) once a query can look at n > L tokens, L the trained length."""
+    """`logit_scaling` is an older name of `temperature="log"`."""
 
     rescales = True
 
@@ -23,14 +25,21 @@ class PatternScheme(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_flag("logit_scaling")
+        if not self.logit_scaling:
+            return
+        if self.temperature not in (None, Log()):
+            raise PosencError(
+                f"logit_scaling=True means temperature='log', and temperature={self.temperature!r} is given as well: "
+                "leave logit_scaling out."
+            )
+        object.__setattr__(self, "temperature", Log())
+        object.__setattr__(self, "logit_scaling", False)
+
+    def options(self) -> dict[str, Any]:
+        return {key: value for key, value in super().options().items() if key != "logit_scaling"}
 
     def pattern(self, geometry: Geometry) -> Pattern:
         raise NotImplementedError
-
-    def sharpened_from(self, geometry: Geometry) -> int | None:
-        if self.logit_scaling and geometry.trained_length < 2:
-            raise PosencError("logit_scaling divides by ln(trained length): it must be 2 or more.")
-        return geometry.trained_length if self.logit_scaling else None
 
 
 @dataclass(frozen=True, kw_only=True)

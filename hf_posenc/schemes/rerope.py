@@ -48,4 +48,4 @@ class Rerope(TwoPositionScheme):
             )
         offset = window * (1 - 1 / divisor)
         far = Far(divisor=divisor, offset=offset)
-        return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=window, far=far)
+        return Banded(causal=geometry.causal, window=window, far=far)

@@ -49,4 +49,4 @@ class SelfExtend(TwoPositionScheme):
                 f"{reach.target} are wanted: a group of {least} or more does."
             )
         far = Far(divisor=float(group), whole=True, offset=float(window - window // group))
-        return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=window, far=far)
+        return Banded(causal=geometry.causal, window=window, far=far)

@@ -54,7 +54,7 @@ class Streaming(_FirstAndRecent):
     def pattern(self, geometry: Geometry) -> Pattern:
         window = self._window(geometry, self.sinks)
         far = Far(divisor=1.0, offset=float(self.sinks + window - 1), capped=True, first=self.sinks)
-        return Banded(causal=True, trained=self.sharpened_from(geometry), window=window, far=far)
+        return Banded(causal=True, window=window, far=far)
 
     def effect(self, geometry: Geometry) -> Effect:
         made = super().effect(geometry)
@@ -79,4 +79,4 @@ class LmInfinite(_FirstAndRecent):
     def pattern(self, geometry: Geometry) -> Pattern:
         window = self._window(geometry, self.global_tokens)
         far = Far(divisor=math.inf, offset=float(window), first=self.global_tokens)
-        return Banded(causal=True, trained=self.sharpened_from(geometry), window=window, far=far)
+        return Banded(causal=True, window=window, far=far)

@@ -27,7 +27,7 @@ class Window(VisibleScheme):
 
     def pattern(self, geometry: Geometry) -> Pattern:
         window = self.window or geometry.trained_length
-        return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=window)
+        return Banded(causal=geometry.causal, window=window)
 
 
 @register_scheme
@@ -60,7 +60,6 @@ class Sparse(VisibleScheme):
     def pattern(self, geometry: Geometry) -> Pattern:
         return Scattered(
             causal=geometry.causal,
-            trained=self.sharpened_from(geometry),
             window=self.window or max(geometry.trained_length // 4, 1),
             global_tokens=self.global_tokens,
             stride=self.stride,

@@ -1,0 +1,87 @@
+"""Temperatures that families apply in their own code: what they are, and how a patch takes them away.
+
+None is ever applied beside one that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.effects import Effect
+from ..errors import UnsupportedCell
+from ..families import Group, Stack
+from ..families.finding import argument_names
+from ..schemes.tempered import BETA
+from .edits import Edit, Swap
+
+TUNING = "attn_temperature_tuning"
+"""Of Llama 4's config, and of its attention layers, which keep a copy."""
+READ_BETA = ("ministral3", "mistral4")
+"""Model types whose attention reads `rope_parameters` for it."""
+
+
+ARGUMENT = "attention_scaling"
+"""Of attention layers that are told it by their model, where nothing can take it away (Beam)."""
+
+
+def own_temperature(stack: Stack) -> str | None:
+    """What a stack multiplies its queries by of its own, in words; None for nothing."""
+    config = stack.config
+    if _told(stack):
+        return f"the model's own ({config.model_type}), in layers without RoPE"
+    if getattr(config, TUNING, None) and any(getattr(a, TUNING, None) for a in stack.attentions):
+        told = f"1 + {config.attn_scale:g} ln(1 + floor(n / {config.floor_scale:g}))"
+        return f"llama4, the model's own: {told}, in layers without RoPE"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if config.model_type in READ_BETA and rope.get(BETA):
+        length = rope.get("original_max_position_embeddings")
+        return f"ministral, the model's own: 1 + {rope[BETA]:g} ln(1 + floor(position / {length}))"
+    return None
+
+
+def _told(stack: Stack) -> bool:
+    return any(ARGUMENT in argument_names(attention) for attention in stack.attentions)
+
+
+def switches(config: Any) -> tuple[str, ...]:
+    """The names of a config, beside `rope_parameters`, that a patch changes to take a temperature away."""
+    return (TUNING,) if hasattr(config, TUNING) else ()
+
+
+def own_temperature_edits(stack: Stack, effects: Iterable[Effect]) -> list[Edit]:
+    """Takes away what the config of a stack switches on; `rope_parameters` are for `tempered_parameters`."""
+    if all(effect.own_temperature is None for effect in effects):
+        return []
+    if _told(stack):
+        raise UnsupportedCell(
+            f"This {stack.config.model_type!r} model has a temperature of its own, which cannot be taken away, and "
+            "another one beside it was asked for. Leave temperature= out: the model's own stays in force."
+        )
+    if not hasattr(stack.config, TUNING):
+        return []
+    layers = [attention for attention in stack.attentions if hasattr(attention, TUNING)]
+    return [Swap(holder, TUNING, False) for holder in (stack.config, *layers)]
+
+
+def tempered_parameters(
+    new: dict[str, dict[str, Any]], groups: Iterable[Group], effects: dict[str, Effect]
+) -> dict[str, dict[str, Any]]:
+    """Rope parameters by type of layer, with the beta that is meant."""
+    meant = {group.layer_type: effects[group.name].own_temperature for group in groups}
+    return {
+        kind: {**rope, BETA: meant[kind]} if BETA in rope and meant.get(kind) is not None else rope
+        for kind, rope in new.items()
+    }
+
+
+def own_temperature_faults(stack: Stack, effects: Iterable[Effect]) -> list[str]:
+    """Where a temperature of the family's own is not what the patch left of it."""
+    meant = {effect.own_temperature for effect in effects}
+    live = own_temperature(stack)
+    if meant == {0.0} and live is not None:
+        return [f"the model's own temperature is back ({live})"]
+    rope = getattr(stack.config, "rope_parameters", None) or {}
+    if meant - {None} and BETA in rope and rope[BETA] not in meant:
+        return [f"config.rope_parameters has {BETA}={rope[BETA]}, which is not what the scheme means"]
+    return []

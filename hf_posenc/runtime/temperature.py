@@ -1,0 +1,32 @@
+"""The one place where queries are multiplied by a temperature."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .calls import Call
+from .masks import shown
+from .positions import Link
+
+
+def tempered(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: int, causal: bool) -> Tensor:
+    """Queries, (batch, heads, queries, channels), times their factors. `keys`: how many there are."""
+    temperature = link.temperature
+    if temperature is None:
+        return query
+    if not causal:
+        factors = temperature(_text_length(call, mask, keys))
+    elif temperature.trains and torch.is_grad_enabled():
+        factors = temperature(call.query + 1)
+    else:
+        factors = link.shared.factors(call.query, lambda: temperature(call.query + 1), link.first)
+    # In fp32, as a factor in half precision is off by the same part for all channels of a query.
+    return (query * factors[..., None]).to(query.dtype)
+
+
+def _text_length(call: Call, mask: Tensor | None, keys: int) -> Tensor:
+    """How much text each query of an encoder looks at, which is what is no padding: (batch or 1, queries)."""
+    if mask is None:
+        return torch.full_like(call.query, keys)
+    return shown(mask)[:, 0].any(1).sum(-1, keepdim=True).expand(-1, call.query.shape[1])

@@ -1,0 +1,70 @@
+"""Checks of options, for whatever has some: a frozen dataclass calls these when it is made."""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import PosencError, suggestion
+
+MOST = 10**12
+"""No length, factor or theta is larger; powers of what is below stay within a float."""
+
+
+def finite(value: object) -> bool:
+    """Whether a value is a number that maths can be done with (bool is not)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a very large whole number"
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+class Checked:
+    """What options can be asked. None passes wherever it is a default."""
+
+    def _check_count(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST):
+                raise PosencError(f"{name} must be a positive whole number below {MOST:g}, got {shown(value)}.")
+
+    def _check_number(
+        self, *names: str, least: float | None = None, above: float | None = None, most: float | None = None
+    ) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not finite(value):
+                raise PosencError(f"{name} must be a finite number, got {shown(value)}.")
+            if abs(value) > MOST or 0 < abs(value) < 1 / MOST:
+                raise PosencError(f"{name} must be a number between {1 / MOST:g} and {MOST:g}, got {shown(value)}.")
+            if least is not None and value < least:
+                raise PosencError(f"{name} must be at least {least:g}, got {value!r}.")
+            if above is not None and value <= above:
+                raise PosencError(f"{name} must be greater than {above:g}, got {value!r}.")
+            if most is not None and value > most:
+                raise PosencError(f"{name} must be at most {most:g}, got {value!r}.")
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise PosencError(f"{name}={value!r} is not a choice.{suggestion(value, list(choices))}")
+
+    def _check_seed(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise PosencError(f"{name} must be a whole number from 0 up, got {shown(value)}.")
+
+    def _check_flag(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise PosencError(f"{name} must be True or False, got {value!r}.")
