@@ -16,13 +16,14 @@ def tempered(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: i
     if temperature is None:
         return query
     if not causal:
-        factors = temperature(_text_length(call, mask, keys))
-    elif temperature.trains and torch.is_grad_enabled():
-        factors = temperature(call.query + 1)
+        factors = temperature(_text_length(call, mask, keys))[..., None]
+    elif torch.is_grad_enabled() and temperature.trains:
+        factors = temperature(call.query + 1)[..., None]
     else:
-        factors = link.shared.factors(call.query, lambda: temperature(call.query + 1), link.first)
+        factors = link.shared.factors(call.query, lambda: temperature(call.query + 1)[..., None], link.first)
     # In fp32, as a factor in half precision is off by the same part for all channels of a query.
-    return (query * factors[..., None]).to(query.dtype)
+    tempered = query * factors
+    return tempered if tempered.dtype == query.dtype else tempered.to(query.dtype)
 
 
 def _text_length(call: Call, mask: Tensor | None, keys: int) -> Tensor:
