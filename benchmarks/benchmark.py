@@ -18,6 +18,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
+import compose_benchmark
 import pattern_benchmark
 import torch
 import torch.nn.functional as F
@@ -293,6 +294,10 @@ def rope_rows() -> list[Row]:
     return rows
 
 
+def temperature_rows() -> list[Row]:
+    return compose_benchmark.temperature_rows(patched, prefill, decoder, repeated)
+
+
 def dynamic_rows() -> list[Row]:
     found = {}
     for context in (1024, 2048, 4096, 8192):
@@ -397,6 +402,7 @@ GROUPS = (
     peer_rows,
     encoder_rows,
     rope_rows,
+    temperature_rows,
     dynamic_rows,
     pattern_rows,
     streaming_rows,

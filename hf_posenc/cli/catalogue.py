@@ -20,6 +20,7 @@ def schemes(
     from ..patching.grades import KINDS, MEANING, cells
     from ..patching.untrained import training_needs
     from ..schemes import SCHEMES
+    from ..schemes.temperature import KINDS as TEMPERATURES
 
     grades, needs = cells(), training_needs()
     if why:
@@ -40,6 +41,8 @@ def schemes(
     for grade, meaning in MEANING.items():
         print(paragraph(f"{grade}: {meaning}"))
     print(paragraph("refused: has no meaning there, or no exact form; `hf-posenc schemes --why` gives the reasons"))
+    kinds = "; ".join(f"{name}: {kind.summary}" for name, kind in TEMPERATURES.items())
+    print(paragraph(f"temperature, an option of every scheme (n: the text that a query can look at): {kinds}"))
     print(
         paragraph(
             "needs training: yes, where the weights have never seen such positions; patch_model warns of it, and "

@@ -92,6 +92,9 @@ def patch(
     factor: Annotated[float | None, typer.Option(help="Or how many times the trained length.")] = None,
     trained_length: Annotated[str | None, typer.Option(help="If the config is wrong about it.")] = None,
     existing: Annotated[str | None, typer.Option(help="A RoPE that is scaled already: extend or replace it.")] = None,
+    temperature: Annotated[
+        str | None, typer.Option(help="What queries are multiplied by: log, ssmax, 'drope c=0.2' ...")
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="name=value of the scheme, more than once.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in TARGET.")] = False,
 ) -> None:
@@ -109,7 +112,7 @@ def patch(
         "factor": factor,
         "trained_length": None if trained_length is None else parsed_length(trained_length),
     }
-    options = {**lengths, **parsed_options(option or [])}
+    options = {**lengths, "temperature": temperature, **parsed_options(option or [])}
     from ..checkpoints.on_disk import patch_checkpoint
 
     print(patch_checkpoint(source, target, scheme, existing=existing, overwrite=overwrite, **options))
