@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .patching.live import is_patched
     from .patching.patch import patch_model, set_rendering, unpatch_model
     from .schemes import SCHEMES, Scheme, register_scheme
+    from .serving.arguments import serve_args
+    from .serving.doctor.examine import doctor
+    from .serving.verify import verify
 
 __all__ = [
     "SCHEMES",
@@ -37,6 +40,7 @@ __all__ = [
     "check_model",
     "describe",
     "describe_checkpoint",
+    "doctor",
     "is_patched",
     "load",
     "merge",
@@ -48,9 +52,11 @@ __all__ = [
     "register_scheme",
     "reseal",
     "save",
+    "serve_args",
     "set_rendering",
     "trained_length",
     "unpatch_model",
+    "verify",
 ]
 _HOMES = {
     ".checkpoints.on_disk": ("describe_checkpoint", "patch_checkpoint"),
@@ -65,6 +71,9 @@ _HOMES = {
     ".patching.live": ("is_patched",),
     ".patching.patch": ("patch_model", "set_rendering", "unpatch_model"),
     ".schemes": ("SCHEMES", "Scheme", "register_scheme"),
+    ".serving.arguments": ("serve_args",),
+    ".serving.doctor.examine": ("doctor",),
+    ".serving.verify": ("verify",),
 }
 """Where each public name is defined; a test holds it against what type checkers read above."""
 __getattr__ = lazy_names(__name__, _HOMES, rooms=("errors", "evaluation", "schemes", "training"))

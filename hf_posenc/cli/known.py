@@ -24,6 +24,7 @@ PROTOCOLS = ("last", "sliding", "whole", "yarn")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 HARNESSES = ("ruler", "ruler_offline", "longbench", "babilong", "lemb")
 VERIFIERS = ("llama.cpp", "transformers")
+SERVERS = ("vllm", "sglang", "llama.cpp", "ollama", "tgi", "trl")
 """A test holds all of these against what they name."""
 EXISTING = ("extend", "replace")
 DECLARED = re.compile(r'^    name(?:: [^=]+)? = "(\w+)"$', re.MULTILINE)

@@ -20,6 +20,7 @@ from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .known import EXISTING, check, scheme_names
+from .serve_args import serve_args
 from .serving import doctor, export, verify
 from .training import ANY_WORDS, show_recipes, train
 
@@ -167,6 +168,7 @@ for _command, _short in (
     (verify, "Ask a runtime what it computes from a checkpoint."),
 ):
     app.command(short_help=_short)(answering(_command))
+app.command("serve-args", short_help="Print how to serve a checkpoint.")(answering(serve_args))
 app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(answering(eval_command))
 app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")(answering(compare_command))
 

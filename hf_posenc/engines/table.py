@@ -48,6 +48,7 @@ RUNTIMES = {
     "ct2": "CTranslate2",
     "onnx": "onnxruntime",
     "tei": "text-embeddings-inference",
+    "tgi": "text-generation-inference",
 }
 """Names in the file and on the command line, and as their makers write them."""
 WAYS = ("checkpoint", "export")

@@ -105,7 +105,7 @@ def describe(model: Any) -> Description:
         bias=bias,
         portability=portability,
         nearest=nearest_scheme(where, record) if portability.startswith(SEALED_GRADE) else None,
-        runtimes=None if group.stack.grid else _runtimes(where, portability),
+        runtimes=None if group.stack.grid else lines(*cell_of(where, portability.startswith(SEALED_GRADE))),
         **(_on_a_grid(group) if group.stack.grid else _in_a_text(where, group, record)),
     )
 
@@ -181,16 +181,17 @@ def nearest_scheme(where: Places, record: Record | None) -> str | None:
     return record.scheme.nearest or ("yarn" if where.has_rotary else "learned" if where.has_table else None)
 
 
-def _runtimes(where: Places, portability: str) -> dict[str, str]:
+def cell_of(where: Places, sealed: bool) -> tuple[str, str, set[str]]:
+    """Where a model stands in the table of what runtimes compute: its type, its kind of positions, its keys."""
     rope = getattr(where.config, "rope_parameters", None)
     rope = rope if isinstance(rope, dict) else {}
-    if portability.startswith(SEALED_GRADE):
+    if sealed:
         kind = SEALED_GRADE
     elif where.has_rotary:
         kind = kind_of_rope(rope)
     else:
         kind = "table" if where.has_table else "own"
-    return lines(where.config.model_type, kind, keys_of(vars(where.config)))
+    return where.config.model_type, kind, keys_of(vars(where.config))
 
 
 def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:
