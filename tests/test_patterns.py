@@ -27,6 +27,10 @@ def rerope(i, j, w, k):
     return w if k is None else w + (i - j - w) / k
 
 
+def string(i, j, s, w):
+    return i - j if i - j < s else i - j - s + w
+
+
 def dca(i, j, s, c):
     if i // s == j // s:
         return i - j
@@ -61,6 +65,8 @@ CASES = {
     "self_extend-one": (dict(factor=1.0, window=5, group=1), lambda i, j: i - j),
     "rerope": (dict(), lambda i, j: rerope(i, j, 16, None)),
     "rerope-leaky": (dict(target_length=96, window=10, slope=6.0), lambda i, j: rerope(i, j, 10, 6.0)),
+    "string": (dict(), lambda i, j: string(i, j, 10, 5)),
+    "string-own": (dict(shift=12, window=3), lambda i, j: string(i, j, 12, 3)),
     "dca": (dict(), lambda i, j: dca(i, j, 24, 32)),
     "dca-own": (dict(chunk=11, local_window=5), lambda i, j: dca(i, j, 11, 16)),
     "streaming": (dict(), lambda i, j: streaming(i, j, 4, 28)),
@@ -156,6 +162,7 @@ def test_logit_scaling(case):
 FITTING = {
     "self_extend": dict(factor=2.0, window=20, group=4),
     "rerope": dict(window=20),
+    "string": dict(shift=20, window=4),
     "dca": dict(chunk=20, local_window=12),
     "streaming": dict(sinks=4, window=20),
     "lm_infinite": dict(global_tokens=4, window=20),
@@ -293,6 +300,8 @@ def test_random_blocks_do_not_depend_on_the_length_and_follow_the_seed():
         ("self_extend", dict(factor=4.0, window=8, group=2), "a group of 5"),
         ("rerope", dict(window=32), "below the trained length"),
         ("rerope", dict(target_length=320, slope=2.0), "slope of"),
+        ("string", dict(shift=9, window=9), "below shift=9"),
+        ("string", dict(target_length=64), "up to 37 tokens"),
         ("dca", dict(chunk=30, local_window=10), "together"),
         ("streaming", dict(window=40), "fit into"),
         ("window", dict(window=0), "positive"),

@@ -92,7 +92,8 @@ class Banded(Pattern):
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         apart = self._apart(query, key)
         near = apart.abs() < self.window
-        yield Zone(query, key, near & (apart >= 0) if self.causal else near)
+        unmoved = self._keeps and self.far is not None and self.far.divisor == 1.0
+        yield Zone(query, key, near & (apart >= 0) if self.causal else near, unmoved)
         if self.far is None:
             return
         early = True if self.far.first is None else (key < self.far.first)[:, None, :]
