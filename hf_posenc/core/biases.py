@@ -22,6 +22,10 @@ class Bias(Fp32Buffers):
     with the model are named in `follows_dtype`.
     """
 
+    of_content: bool = False
+    """Whether it is found from hidden states, a number for each key (`ContentBias`)."""
+    of_terms: bool = False
+    """Whether it looks at queries and keys (`relative.RelativeTerms`)."""
     of_distance: bool = False
     """Whether it is a function of `key - query` alone."""
 
@@ -53,6 +57,22 @@ class Bias(Fp32Buffers):
     def extra_repr(self) -> str:
         own = [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]
         return ", ".join(f"{name}={tuple(tensor.shape)}" for name, tensor in own)
+
+
+class ContentBias(Bias):
+    """A number per head for each key, which adds up along the text: the bias of query i and key j is what the tokens
+    after j, up to i, say of the past. Behind a causal mask alone: there the sum up to j is all that a row sees."""
+
+    of_content = True
+
+    def of_tokens(self, states: Tensor, layer: int) -> Tensor:
+        """What tokens with these hidden states say, (rows, tokens, channels) -> (rows, heads, tokens). `layer` counts
+        the layers that are patched."""
+        raise NotImplementedError(f"{type(self).__name__} must define of_tokens(states, layer)")
+
+    def forward(self, states: Tensor, layer: int) -> Tensor:  # type: ignore[override]
+        with torch.autocast(states.device.type, enabled=False):  # sums of many numbers
+            return self.of_tokens(states.to(torch.promote_types(states.dtype, torch.float32)), layer)
 
 
 class DistanceBias(Bias):

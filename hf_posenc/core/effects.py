@@ -39,7 +39,7 @@ class Geometry:
     patch: tuple[int, ...] = ()
     """Height and width of a patch, in pixels."""
     layers: int = 0
-    """How many layers attend, on vision models."""
+    """How many layers attend, on vision models; elsewhere how many are patched, for schemes that ask (`per_layer`)."""
     whole: bool = False
     """Whether rotary modules scale all channels of q and k, in every layer; looked at only for a temperature."""
 

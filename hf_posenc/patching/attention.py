@@ -100,8 +100,8 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
                 f"the kind {group.layer_type!r} that its rope parameters name."
             )
         edits += _shared_edits(stack, effects[group.name], geometries[group.name], suffix)
-        for attention in layers:
-            link = Link(stack.root, suffix, attention, attention is layers[0], stack.family.table)
+        for index, attention in enumerate(layers):
+            link = Link(stack.root, suffix, attention, index, stack.family.table)
             edits += [Swap(attention, "posenc_link", link), Hook(attention, before_attention)]
             linked.add(id(attention))
     others = [a for a in (*stack.attentions, *stack.crosses) if id(a) not in linked]

@@ -69,11 +69,12 @@ def sample_geometry(family: Family) -> Geometry:
         rotary_dim=64,
         trained_length=1024,
         causal=True,
+        layers=12,
         rope={"rope_type": "default", "rope_theta": 10_000.0} if family.rotary else None,
     )
     if len(family.axes) == 1:
         return shape
-    return replace(shape, causal=False, trained_length=196, grid=(14, 14), patch=(16, 16), layers=12)
+    return replace(shape, causal=False, trained_length=196, grid=(14, 14), patch=(16, 16))
 
 
 def sample_scheme(name: str) -> Scheme:

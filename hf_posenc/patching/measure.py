@@ -89,8 +89,9 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None)
     found = sizes(group)
     # Of other types it is not known whether some layers, or some channels, are left unrotated.
     whole = rope is not None and group.stack.config.model_type in KNOWN and found["rotary_dim"] == found["head_dim"]
+    counted = {"layers": len(group.attentions) - len(unturned)} if scheme.per_layer else {}
     return Geometry(
-        **found,
+        **{**counted, **found},
         trained_length=length,
         initializer_range=float(getattr(config, "initializer_range", 0.02)),
         rope=rope,

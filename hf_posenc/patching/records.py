@@ -178,7 +178,7 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
             good = whole(value)
         if not good:
             raise PosencError(f"The geometry of a posenc record has {name}={value!r}, which makes no sense.")
-    if len({"grid", "patch", "layers"} & set(data)) not in (0, 3):
+    if ("grid" in data) != ("patch" in data) or ("grid" in data and "layers" not in data):
         raise PosencError("The geometry of a posenc record has some of grid, patch and layers, and not all: damaged.")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return Geometry(**values)

@@ -33,7 +33,7 @@ OPERATIONS = (
 """What is done to layers of a cache between calls."""
 ROOM = 256
 """Tokens, at most, that a layer has room for beyond those it holds."""
-POSITIONS, READ, STAGE = "positions", "read", "stage"
+POSITIONS, READ, STAGE, SAID = "positions", "read", "stage", "said"
 EMPTY = -1
 """The position of a slot that holds padding, and is never seen."""
 LOST = "Fill a new one."
@@ -174,6 +174,8 @@ class Carrying(CacheLayerMixin):
             self._choose(call)
         if call.tracked is not None:
             call.keys = self._tracked(call.tracked.expand(len(key_states), -1), start)
+        if call.said is not None:
+            call.said = self._said(call.said[..., None], start)
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
         call.read = self._read(call, key_states, keys)
         call.stored, call.rotate_keys, call.reading = keys, None, None
@@ -198,6 +200,21 @@ class Carrying(CacheLayerMixin):
             )
         new = positions.long()[:, None, :, None]
         return places.update(new, new[..., :0])[0][:, 0, :, 0]
+
+    def _said(self, new: Tensor, start: Any) -> Tensor:
+        """Note what new tokens say of the past, and give what all say that the update will give back."""
+        kept = self.companions.get(SAID)
+        held = kept.get_seq_length() if kept is not None else 0
+        compiled = torch.compiler.is_compiling() and isinstance(start, Tensor)  # known to the device only
+        if not compiled and int(held) != int(start):
+            raise PosencError(
+                f"The cache holds {int(start)} tokens and knows of {int(held)} what they say of the past: another "
+                f"model has written to it, or it was changed in a way that loses that. {LOST}"
+            )
+        if kept is None:
+            kept = self.companions[SAID] = companion(self)
+        said: Tensor = kept.update(new, new[..., :0])[0][..., 0]
+        return said
 
     def _read(self, call: Call, new: Tensor, keys: Tensor) -> Tensor | None:
         """All keys as they are read. Those that were derived before are kept as long as they hold."""

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..compat.models import own_eager
 from ..core.biases import Bias
+from . import forgetting
 from .calls import Call
 from .gradients import precision
 from .masks import add_mask
@@ -47,6 +48,9 @@ def sdpa(
         key, value = key[:, :, :length], value[:, :, :length]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key = query.to(value.dtype), key.to(value.dtype)  # autocast leaves what was rotated in fp32
+    if bias.of_content:
+        given = (query, key, value, mask, call, scaling, causal, float(kwargs.get("dropout", 0.0)))
+        return forgetting.attend(*given, rendering=rendering), None
     request = Request(module, query, key, value, mask, bias, call, scaling, causal, kwargs)
     return choose(request, rendering).run(request), None
 
@@ -66,7 +70,10 @@ def eager(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The family's own eager attention, sinks and caps and all, with the bias as a part of its mask."""
-    if bias is not None and call is not None:
+    if bias is not None and call is not None and bias.of_content:
+        numbers = forgetting.numbers_of(call, key.shape[2])[:, :, None]
+        mask = add_mask(numbers.expand(-1, -1, query.shape[2], -1), mask, torch.float32)
+    elif bias is not None and call is not None:
         mask = add_mask(bias(call.query, call.key(key.shape[2]), precision(query)), mask, torch.float32)
     elif mask is not None and mask.dtype == torch.bool:  # of a stage: eager attention adds its mask
         mask = add_mask(torch.zeros((), device=mask.device), mask, torch.float32)

@@ -152,14 +152,14 @@ class Link:
         root: nn.Module | None,
         suffix: str = "",
         layer: Any = None,
-        first: bool = False,
+        index: int = 0,
         table: str | None = None,
     ):
         self.root = root
         """None on layers that are left alone."""
         self.suffix, self.table = suffix, table
-        self.first = first
-        """Whether the layer is the first of its kind to run in a pass."""
+        self.index = index
+        """The layer's place among those that are patched alike."""
         names = argument_names(layer) if layer is not None else ()
         self.states = names[0] if names else "hidden_states"
         self.cache = next((n for n in CACHES if n in names), CACHES[0])
@@ -167,6 +167,11 @@ class Link:
         # Layers that take over the keys of another one have none in the cache.
         self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
         self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
+
+    @property
+    def first(self) -> bool:
+        """Whether the layer is the first of its kind to run in a pass."""
+        return self.index == 0
 
     @property
     def shared(self) -> Positions:
@@ -227,6 +232,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if cache is None:
         positions = _of_queries(module, kwargs, link, 0)
         call = Call(positions, positions, 0)
+        _look_at(call, link, states)
         if shared.early:
             angles = shared.recall(positions, partial(shared.angles, positions), link.first)
             call.angles = (angles, angles)
@@ -244,6 +250,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         positions = _of_queries(module, kwargs, link, start)
         call = Call(positions, positions, None if isinstance(start, Tensor) else start - first)
         layer = settle(cache, slot, shared.forgets)
+        _look_at(call, link, states)
         _prepare(call, link, layer, len(states), kwargs.get(link.mask))
         layer.call = call
     return (), {**kwargs, "posenc_call": call}
@@ -252,6 +259,13 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _slot(kwargs: dict[str, Any], link: Link) -> int:
     """A layer's place in the cache: some models run a layer more than once in a pass, with a place for each time."""
     return int(kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0))
+
+
+def _look_at(call: Call, link: Link, states: Tensor) -> None:
+    """What a scheme takes from the hidden states of the new tokens."""
+    bias = link.bias
+    if bias is not None and bias.of_content:
+        call.said = bias(states, link.index)
 
 
 def _of_queries(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> Tensor:

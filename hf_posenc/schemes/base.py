@@ -88,6 +88,8 @@ class Scheme(Checked):
     """Whether its angles follow the length, so that it rotates queries and keys by itself."""
     adds_to_input: ClassVar[bool] = False
     """Whether it speaks to all layers at once, through the input of the first."""
+    per_layer: ClassVar[bool] = False
+    """Whether it brings parameters for each layer, and so must know how many there are (`Geometry.layers`)."""
     axes: ClassVar[range] = ONE_AXIS
     """How many axes of coordinates it knows: a text has one, an image two."""
     factor_reaches: ClassVar[bool] = True

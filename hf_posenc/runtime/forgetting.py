@@ -1,0 +1,75 @@
+"""Attention with a number per key that is found from hidden states: forgetting, rendered as ALiBi is.
+
+The number is a channel more of keys, for any kernel and with the gradients that autograd gives; where nothing trains,
+torch's kernel for CPUs adds it beside its own causal mask.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.integrations.sdpa_attention import repeat_kv
+
+from ..errors import PosencError
+from . import flash
+from .calls import Call
+
+RANGE = 256.0
+"""Moved from keys to queries: fp16 ends at 65,504."""
+PARTS = {torch.bfloat16: 3, torch.float16: 3}
+"""Channels that hold a number of fp32."""
+RENDERINGS = ("row", "columns")
+
+
+def numbers_of(call: Call, keys: int) -> Tensor:
+    """The bias of each key, up to a constant per row, (batch, heads, keys): the sum of what the tokens up to it say of
+    the past, negated, and counted from the middle, so that small numbers round less."""
+    assert call.said is not None
+    sums = call.said[..., :keys].cumsum(-1)
+    return (sums[..., -1:] + sums[..., :1]).detach() / 2 - sums
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    scaling: float,
+    causal: bool,
+    dropout: float,
+    rendering: str | None = None,
+) -> Tensor:
+    """(batch, queries, heads, channels)."""
+    if rendering not in (None, *RENDERINGS):
+        raise PosencError(f"The rendering {rendering!r} does not fit this scheme; it has {', '.join(RENDERINGS)}.")
+    numbers, groups = numbers_of(call, key.shape[2]), query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    inputs = (query, key, value, numbers)
+    trains = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    square = causal and mask is None and query.shape[2] == key.shape[2] and dropout == 0.0
+    if square and not trains and not torch.compiler.is_compiling() and flash.fits(query, value):
+        if rendering != "columns":
+            row = numbers[:, :, None].expand(-1, -1, query.shape[2], -1)
+            return flash.flash(query, key, value, row, True, scaling)[0].transpose(1, 2).contiguous()
+    elif rendering == "row":
+        raise PosencError("The rendering 'row' does not fit this call; set_rendering(model, None) lets us choose.")
+    columns = _parts(numbers / (scaling * RANGE), query.dtype)
+    size, more = value.shape[-1], columns.shape[-1]
+    query = torch.cat([query, query.new_full((*query.shape[:3], more), RANGE)], -1)
+    key = torch.cat([key, columns], -1)
+    value = F.pad(value, (0, query.shape[-1] - size))  # kernels want one size for all three
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scaling
+    )
+    return output[..., :size].transpose(1, 2).contiguous()
+
+
+def _parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers as channels of `dtype` that add up to them, (..., channels)."""
+    parts, rest = [], numbers
+    for _ in range(PARTS.get(dtype, 1)):
+        parts.append(rest.to(dtype))
+        rest = rest - parts[-1].to(numbers.dtype)
+    return torch.stack(parts, -1)
