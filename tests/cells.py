@@ -177,7 +177,18 @@ ONE_OF_EACH = list({_way(scheme): scheme for scheme in TEXT}.values())
 
 
 FEW = ("llama", "bert")
-ON_FEW = {"kerple": FEW, "sandwich": FEW, "fire": ("llama", "gpt2", "bert")}
+ON_FEW = {
+    "kerple": FEW,
+    "sandwich": FEW,
+    "clip": FEW,
+    "shaw": ("llama", "gpt2", "bert"),
+    "transformer_xl": FEW,
+    "deberta": FEW,
+    "fox": ("llama", "gpt2"),
+    "cable": ("llama",),
+    "string": FEW,
+    "fire": ("llama", "gpt2", "bert"),
+}
 """Schemes whose way through a model others go on every kind: these kinds show that theirs is the same."""
 
 

@@ -1,9 +1,11 @@
 """The maths of every scheme, with numbers worked out by hand."""
 
+import dataclasses
 import json
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from cells import KINDS, TEXT, effect, exists, options, tiny
@@ -146,6 +148,33 @@ def test_longrope():
     assert fr.longrope_frequencies((1.0, 0.1), (1.0, 4.0)) == (1.0, 0.025)
     assert fr.longrope_attention_factor(1.0, 4096) == 1.0
     assert fr.longrope_attention_factor(32.0, 4096) == pytest.approx(math.sqrt(1 + 5 / 12))  # ln 2^5 / ln 2^12
+
+
+def test_clip():
+    """At L = 32 the waves of 6.3 and 62.8 tokens lie on either side of the cut; CoPE fades the last 20 of 64."""
+    plain = fr.default_frequencies(8, 10_000.0)
+    shape = geometry(
+        head_dim=8, rotary_dim=8, rope={"rope_type": "default", "rope_theta": 10_000.0}, trained_length=32
+    )
+    assert SCHEMES["clip"]().effect(shape).rotation.inv_freq == pytest.approx((1.0, 0.0, 0.0, 0.0))
+    for length, left in ((6, 0), (7, 1), (62, 1), (63, 2), (628, 2), (629, 3), (10_000, 4)):
+        found = (
+            SCHEMES["clip"](trained_length=length).effect(dataclasses.replace(shape, trained_length=length)).rotation
+        )
+        assert found.inv_freq == (*plain[:left], *[0.0] * (4 - left))
+        portion = {"rope_type": "proportional", "rope_theta": 10_000.0, "partial_rotary_factor": left / 4}
+        same = {"rope_type": "default", "rope_theta": 10_000.0}
+        assert found.rope_parameters == (same if left == 4 else portion)
+    for pairs in (0, 1, 4):  # what is not cut is as it was
+        assert SCHEMES["clip"](pairs=pairs).effect(shape).rotation.inv_freq == (*plain[: 4 - pairs], *[0.0] * pairs)
+    wide = fr.default_frequencies(128, 500_000.0)
+    cope = geometry(head_dim=128, rotary_dim=128, rope={"rope_type": "default", "rope_theta": 500_000.0})
+    found = SCHEMES["clip"](pairs=20, taper=True).effect(cope).rotation
+    fading = [0.5 * (1 + math.cos(t)) for t in np.linspace(0, math.pi, 20)]
+    assert found.inv_freq == pytest.approx([*wide[:44], *(f * w for f, w in zip(wide[44:], fading, strict=True))])
+    assert found.rope_parameters is None and found.inv_freq[-1] == 0
+    with pytest.raises(PosencError, match="it has 4"):
+        SCHEMES["clip"](pairs=5).effect(shape)
 
 
 def test_proportional():
@@ -337,6 +366,8 @@ OPTIONS = {
     "yarn": dict(factor=4.0, beta_fast=16.0, truncate=False, mscale=1.0, mscale_all_dim=0.5),
     "self_extend": dict(factor=4.0, window=5, group=9, logit_scaling=True),
     "rerope": dict(window=7, slope=3.0),
+    "string": dict(shift=12, window=5),
+    "clip": dict(pairs=2, taper=True, rope_theta=500.0),
     "dca": dict(chunk=9, local_window=5),
     "streaming": dict(sinks=3, window=9),
     "lm_infinite": dict(global_tokens=3, window=9),
@@ -363,6 +394,11 @@ def test_records_survive_json(scheme, rope, plain):
     assert json.dumps(again.to_dict()) == text
 
 
+def asks_for_positions_alone(bias):
+    """Whether positions are all that a bias asks for."""
+    return not bias.of_content and not bias.of_terms
+
+
 @pytest.mark.parametrize("scheme", TEXT)
 def test_a_record_gives_the_same_numbers_again(scheme):
     original = {"max_position_embeddings": 32}
@@ -374,7 +410,9 @@ def test_a_record_gives_the_same_numbers_again(scheme):
     assert (one.bias is None) == (two.bias is None)
     if one.bias is not None:
         at = torch.arange(20)[None]
-        assert torch.equal(one.bias(at, at), two.bias(at, at))
+        kinds = [bias.state_dict() for bias in (one.bias, two.bias)]
+        assert list(kinds[0]) == list(kinds[1]) and all(map(torch.equal, kinds[0].values(), kinds[1].values()))
+        assert not asks_for_positions_alone(one.bias) or torch.equal(one.bias(at, at), two.bias(at, at))
     if one.table is not None and one.pattern is None:
         rows = [e.table.module(None, torch.zeros(1))(torch.arange(20)) for e in (one, two)]
         assert torch.equal(*rows)

@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from ..compat.pytorch import assert_later
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
-from . import kernels, layouts, tiles
+from . import kernels, layouts, relative, tiles
 from .calls import Call
 from .grids import GridLink
 from .kernels import is_causal
@@ -102,6 +102,11 @@ def _attend(
         return _attend_in_stages(kernel, module, query, key, value, mask, call, shared, **kwargs)
     if link.bias is None:
         return kernel(module, query, key, value, mask, **kwargs)
+    if link.bias.of_terms:
+        told = {"causal": is_causal(module, kwargs), "weighs": kernel is kernels.eager}
+        return relative.attend(module, query, key, value, mask, call, link.bias, link.index, **told, **kwargs)
+    if link.bias.of_content and mask is not None:
+        _refuse_to_look_ahead(mask, call, key.shape[2])
     extra = {"bias": link.bias, "call": call, "rendering": shared.rendering}
     return kernel(module, query, key, value, mask, **extra, **kwargs)
 

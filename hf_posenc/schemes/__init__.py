@@ -7,9 +7,12 @@ from pkgutil import iter_modules
 from .alibi import Alibi
 from .axial_rope import AxialRope
 from .base import SCHEMES, Scheme, register_scheme, scheme_from
+from .clip import Clip
 from .dca import Dca
+from .deberta import Deberta
 from .dynamic_ntk import DynamicNtk
 from .fire import Fire
+from .forgetting import Cable, Fox
 from .fourier import Fourier
 from .kerple import Kerple
 from .learned import Learned
@@ -23,9 +26,12 @@ from .rerope import Rerope
 from .rope import Rope
 from .sandwich import Sandwich
 from .self_extend import SelfExtend
+from .shaw import Shaw
 from .sinusoidal import Sinusoidal
 from .streaming import LmInfinite, Streaming
+from .string import String
 from .t5 import T5
+from .transformer_xl import TransformerXL
 from .window import Sparse, Window
 from .yarn import Yarn
 
@@ -34,10 +40,14 @@ __all__ = [
     "T5",
     "Alibi",
     "AxialRope",
+    "Cable",
+    "Clip",
     "Dca",
+    "Deberta",
     "DynamicNtk",
     "Fire",
     "Fourier",
+    "Fox",
     "Kerple",
     "Learned",
     "Linear",
@@ -52,9 +62,12 @@ __all__ = [
     "Sandwich",
     "Scheme",
     "SelfExtend",
+    "Shaw",
     "Sinusoidal",
     "Sparse",
     "Streaming",
+    "String",
+    "TransformerXL",
     "Window",
     "Yarn",
     "register_scheme",

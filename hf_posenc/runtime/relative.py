@@ -1,0 +1,141 @@
+"""Attention with relative terms that look at content: exact, in blocks of queries.
+
+A block holds scores for the keys that its queries can see; in training it is computed again for its gradient, so that
+nothing of the size of all pairs stays in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.integrations.sdpa_attention import repeat_kv
+
+from ..core.biases import Bias
+from ..core.relative import Terms
+from .calls import Call
+from .masks import add_mask
+
+BLOCK = 256
+"""Queries whose scores are in memory at once."""
+Output = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One attention call."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    at: Tensor
+    keys_at: Tensor
+    terms: Terms
+    scaling: float
+    causal: bool
+    """Whether keys that stand after a query are hidden, there being no mask that says so."""
+    in_order: bool
+    """Whether slots are positions, so that a block need not look at keys after its last query."""
+    dropout: float
+    softcap: float | None
+    sinks: Tensor | None
+    by_key: Tensor | None
+    """Keys times `terms.queries`, (batch, heads, keys, rows)."""
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    bias: Bias,
+    layer: int,
+    *,
+    causal: bool,
+    weighs: bool,
+    **kwargs: Any,
+) -> Output:
+    """(batch, queries, heads, channels); `weighs`: whether the attention weights are wanted too."""
+    length = query.shape[2]
+    if mask is None and causal and key.shape[2] > length > 1:  # an empty static cache: what follows is not there yet
+        key, value = key[:, :, :length], value[:, :, :length]
+    at, keys_at = call.query, call.key(key.shape[2])
+    first, last = int(keys_at.min() - at.max()), int(keys_at.max() - at.min())
+    terms: Terms = bias(layer, first, last)
+    groups, scaling = query.shape[1] // key.shape[1], kwargs.get("scaling")
+    query, key = query.to(value.dtype), repeat_kv(key, groups).to(value.dtype)
+    work = Work(
+        query=query,
+        key=key,
+        value=repeat_kv(value, groups),
+        mask=mask,
+        at=at,
+        keys_at=keys_at,
+        terms=terms,
+        scaling=(query.shape[-1] ** -0.5 if scaling is None else scaling) * terms.scale,
+        causal=causal and mask is None,
+        in_order=causal and mask is None and length == key.shape[2] and call.without_gaps(False),
+        dropout=kwargs.get("dropout", 0.0) if module.training else 0.0,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+        by_key=None if terms.queries is None else key @ terms.queries.to(key.dtype).mT,
+    )
+    size = length if weighs else BLOCK
+    run: Callable[..., Output] = partial(_block, work, weighs)
+    if torch.is_grad_enabled() and length > size:
+        run = partial(checkpoint, run, use_reentrant=False)
+    parts = [run(start, min(start + size, length)) for start in range(0, length, size)]
+    return torch.cat([part for part, _ in parts], 2).transpose(1, 2).contiguous(), parts[0][1] if weighs else None
+
+
+def _block(work: Work, weighs: bool, start: int, end: int) -> Output:
+    keys = end if work.in_order and not weighs else work.key.shape[2]
+    key, value, at = work.key[:, :, :keys], work.value[:, :, :keys], work.at[:, start:end]
+    distance = work.keys_at[:, None, :keys] - at[:, :, None]
+    scores = _scores(work, work.query[:, :, start:end], key, distance, slice(0, keys))
+    if work.mask is not None:
+        scores = add_mask(scores, work.mask[:, :, start:end, :keys], scores.dtype)
+    elif work.causal:
+        scores = scores.masked_fill((distance > 0)[:, None], torch.finfo(scores.dtype).min)
+    if work.sinks is not None:
+        column = work.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    weights = F.dropout(weights.to(value.dtype), p=work.dropout)
+    output = weights @ value
+    if work.terms.values is not None:
+        table = work.terms.values.to(value.dtype)
+        rows = _index(work.terms.rows, distance, weights.shape, table.shape[1])
+        summed = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(-1, rows, weights)
+        output = output + summed @ table
+    return output, weights if weighs else None
+
+
+def _scores(work: Work, query: Tensor, key: Tensor, distance: Tensor, keys: slice) -> Tensor:
+    """(batch, heads, queries, keys), in fp32 or more."""
+    terms = work.terms
+    content = query if terms.content is None else query + terms.content[:, None].to(query.dtype)
+    scores = content @ key.mT
+    position = query if terms.position is None else query + terms.position[:, None].to(query.dtype)
+    by_query = position @ terms.keys.to(query.dtype).mT
+    scores = scores + by_query.gather(-1, _index(terms.rows, distance, scores.shape, by_query.shape[-1]))
+    if work.by_key is not None:
+        rows = _index(terms.query_rows or terms.rows, distance, scores.shape, work.by_key.shape[-1])
+        scores = scores + work.by_key[:, :, keys].gather(-1, rows.mT).mT
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * work.scaling
+    return scores if work.softcap is None else torch.tanh(scores / work.softcap) * work.softcap
+
+
+def _index(rows: Callable[[Tensor], Tensor], distance: Tensor, shape: torch.Size, count: int) -> Tensor:
+    """Rows of a table for each pair; what is masked may stand anywhere."""
+    return rows(distance).clamp(0, count - 1)[:, None].expand(shape)

@@ -1,0 +1,90 @@
+"""DeBERTa (He et al. 2020, v3 2021): content meets position and position meets content, in buckets of distances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..core.effects import Effect, Geometry
+from ..core.relative import RelativeTerms, Terms
+from ..errors import PosencError
+from .base import Scheme, register_scheme
+
+
+def log_bucket(distance: Tensor, buckets: int, most: int) -> Tensor:
+    """Signed buckets: half of them hold one distance each, the rest grow with its logarithm up to `most`."""
+    middle = buckets // 2
+    size = distance.abs().clamp(min=1)
+    octaves = torch.log(size.double() / middle) / math.log((most - 1) / middle)
+    far = torch.ceil(octaves * (middle - 1)).long() + middle
+    return torch.where(size <= middle, distance, distance.sign() * far)
+
+
+class Disentangled(RelativeTerms):
+    """q K(d) + k Q(-d) beside q k, d the bucket of `query - key`, all over sqrt(3); K and Q are projections, of each
+    layer, of one table of vectors for buckets."""
+
+    follows_dtype = ("table", "to_key", "to_query")
+
+    def __init__(self, geometry: Geometry, buckets: int, most: int, seed: int):
+        super().__init__()
+        self.buckets, self.most = buckets, most
+        layers, heads, size, hidden = geometry.layers, geometry.num_heads, geometry.head_dim, geometry.hidden_size
+        generator, std = torch.Generator().manual_seed(seed), geometry.initializer_range
+
+        def new(*shape: int) -> nn.Parameter:
+            return nn.Parameter(std * torch.randn(*shape, generator=generator))
+
+        self.table = new(2 * buckets, hidden)
+        self.to_key, self.to_query = new(layers, heads, size, hidden), new(layers, heads, size, hidden)
+
+    def terms(self, layer: int, first: int, last: int) -> Terms:
+        near = torch.arange(-self.most, self.most + 1, device=self.table.device)
+        rows = log_bucket(near, self.buckets, self.most).clamp(-self.buckets, self.buckets - 1) + self.buckets
+
+        def of(apart: Tensor) -> Tensor:
+            return rows[apart.clamp(-self.most, self.most) + self.most]
+
+        return Terms(
+            rows=lambda distance: of(-distance),
+            keys=self.table @ self.to_key[layer].mT,
+            queries=self.table @ self.to_query[layer].mT,
+            query_rows=of,
+            scale=3**-0.5,
+        )
+
+    def extra_repr(self) -> str:
+        layers, heads, size, _ = self.to_key.shape
+        return f"layers={layers}, heads={heads}, channels={size}, buckets={self.buckets}, distances up to {self.most}"
+
+
+@register_scheme
+@dataclass(frozen=True, kw_only=True)
+class Deberta(Scheme):
+    """Disentangled attention: a query meets the vector of a distance, and a key that of the way back. Buckets are
+    those of its second version. The parameters are new and start random: train them."""
+
+    name = "deberta"
+    summary = "learned vectors for buckets of distances, against queries and keys"
+    per_layer = True
+
+    position_buckets: int = 32
+    max_relative_positions: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("position_buckets", "max_relative_positions")
+        self._check_seed("seed")
+        if self.position_buckets % 2 or self.max_relative_positions <= self.position_buckets // 2 + 1:
+            raise PosencError(
+                f"position_buckets={self.position_buckets} must be even, and half of them less than "
+                f"max_relative_positions={self.max_relative_positions}."
+            )
+
+    def effect(self, geometry: Geometry) -> Effect:
+        given = (self.position_buckets, self.max_relative_positions, self.seed)
+        return Effect(bias=Disentangled(geometry, *given))
