@@ -103,7 +103,7 @@ def _attend(
     if link.bias is None:
         return kernel(module, query, key, value, mask, **kwargs)
     if link.bias.of_terms:
-        told = {"causal": is_causal(module, kwargs), "weighs": kernel is kernels.eager}
+        told = {"causal": causal, "weighs": kernel is kernels.eager}
         return relative.attend(module, query, key, value, mask, call, link.bias, link.index, **told, **kwargs)
     if link.bias.of_content and mask is not None:
         _refuse_to_look_ahead(mask, call, key.shape[2])

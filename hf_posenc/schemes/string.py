@@ -44,4 +44,4 @@ class String(TwoPositionScheme):
                 f"to {most} tokens; {reach.target} were asked for. 'self_extend' and 'rerope' reach further."
             )
         far = Far(divisor=1.0, offset=float(window - shift))
-        return Banded(causal=geometry.causal, trained=self.sharpened_from(geometry), window=shift, far=far)
+        return Banded(causal=geometry.causal, window=shift, far=far)
