@@ -54,7 +54,10 @@ def base_of(originals, kind, scheme=None):
 
 
 def record_in(folder):
-    return json.loads((Path(folder) / "posenc.json").read_text())
+    """The scheme that lies beside an adapter; what else is there tells its base model by its weights."""
+    data = json.loads((Path(folder) / "posenc.json").read_text())
+    assert data.pop("base")
+    return data
 
 
 SOME = [(scheme, kind) for scheme, kind in CELLS if kind in ("llama", "gpt2", "bert")]
@@ -319,12 +322,15 @@ def test_adapters_added_by_transformers_itself(scheme, originals, tmp_path):
     assert torch.equal(logits(load(tmp_path / "b", base=originals / "llama"), ids), expected)
 
 
-def test_peft_alone_gets_a_wrong_model_and_that_is_why_load_exists(originals, tmp_path):
+def test_an_unsealed_adapter_would_be_silently_wrong_in_peft_alone(originals, tmp_path):
     """AutoPeftModel knows nothing of posenc.json: it reads the base as the hub has it."""
     adapted, ids = with_adapter(base_of(originals, "llama", "yarn"), "llama"), tokens(2, LONG)
     save(adapted, tmp_path / "a")
+    file = tmp_path / "a" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text())["hf_posenc"]))
     naive = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "a")
     assert (logits(naive, ids) - logits(adapted, ids)).abs().max() > 1
+    assert torch.equal(logits(load(tmp_path / "a"), ids), logits(adapted, ids))
 
 
 class Lines(Dataset):
@@ -355,7 +361,7 @@ def trainer(model, folder, steps, **settings):
         seed=0,
         **settings,
     )
-    return Trainer(model=model, args=arguments, train_dataset=Lines())
+    return Trainer(model=model, args=arguments, train_dataset=Lines(), eval_dataset=Lines())
 
 
 def test_the_trainer_leaves_the_scheme_in_every_checkpoint(originals, tmp_path):

@@ -13,6 +13,7 @@ import transformers
 from cells import CELLS, KINDS, LENGTH, TEXT, effect, exists, options, tiny, tokens
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -404,7 +405,7 @@ def test_a_composed_map_goes_out_as_factor_lists(scheme, tmp_path):
 PORTABLE = """
 import json, sys, torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 import hf_posenc
 root, cells = sys.argv[1], json.loads(sys.argv[2])
 same = {}
@@ -416,6 +417,12 @@ for name in cells:
         same[name] = torch.equal(model(stored["ids"]).logits, stored["logits"]) and hf_posenc.is_patched(model)
     half = auto.from_pretrained(f"{root}/{name}", trust_remote_code=True, dtype=torch.bfloat16)
     same[name] &= half.dtype == torch.bfloat16 and hf_posenc.is_patched(half)
+    config = AutoConfig.from_pretrained(f"{root}/{name}")
+    config.use_cache, config.chunk_size_feed_forward = False, 1
+    heeded = auto.from_pretrained(f"{root}/{name}", trust_remote_code=True, config=config)
+    same[name] &= not heeded.config.use_cache and heeded.config.chunk_size_feed_forward == 1
+    eager = auto.from_pretrained(f"{root}/{name}", trust_remote_code=True, attn_implementation="eager")
+    same[name] &= len(eager(stored["ids"], output_attentions=True).attentions) > 0
 print(json.dumps(same))
 """
 
@@ -436,6 +443,27 @@ def test_portable_checkpoints_open_with_trust_remote_code(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(names, True)
+
+
+def test_a_given_config_is_heeded_or_refused(tmp_path):
+    model = patched("alibi", "llama")
+    save(model, tmp_path / "a")
+    config = AutoConfig.from_pretrained(tmp_path / "a", use_cache=False, rms_norm_eps=1e-3)
+    loaded = load(tmp_path / "a", config=config)
+    assert (loaded.config.use_cache, loaded.config.rms_norm_eps) == (False, 1e-3)
+    assert not torch.equal(logits(loaded, tokens(1, LONG)), logits(model, tokens(1, LONG)))
+    assert torch.equal(
+        logits(load(tmp_path / "a", config=model.config), tokens(1, LONG)), logits(model, tokens(1, LONG))
+    )
+    others = {
+        "rope_parameters": AutoConfig.from_pretrained(tmp_path / "a", rope_parameters={"rope_theta": 5.0}),
+        "posenc": tiny("llama").config,
+        "a config of a 'llama' model": tiny("gpt2").config,
+        "got a str": str(tmp_path / "a"),
+    }
+    for message, config in others.items():
+        with pytest.raises(PosencError, match=message):
+            load(tmp_path / "a", config=config)
 
 
 def test_portable_without_the_permission_is_refused(tmp_path):

@@ -144,7 +144,10 @@ def adapter(folder, base, scheme=None):
 def test_adapters_and_their_base_agree(saved, tmp_path):  # noqa: F811
     plain = tmp_path / "plain"
     save(load("tiny"), plain)
-    assert "scheme in the adapter alone" in adapter(tmp_path / "a", plain, "yarn")
+    assert "scheme in the adapter alone" not in adapter(tmp_path / "a", plain, "yarn")  # it is sealed
+    settings = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    write(tmp_path, {"a/adapter_config.json": settings["hf_posenc"]})  # as the first version wrote it
+    assert "scheme in the adapter alone" in {one.check for one in doctor(tmp_path / "a").findings}
     assert not {"scheme in the base alone", "two schemes"} & adapter(tmp_path / "b", saved / "config")
     os.remove(tmp_path / "b" / "posenc.json")
     assert "scheme in the base alone" in {one.check for one in doctor(tmp_path / "b").findings}

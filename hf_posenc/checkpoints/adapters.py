@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,10 @@ from transformers import PreTrainedModel
 
 from ..errors import PosencError
 from ..extras import require
+from ..patching.fingerprint import refuse_other_weights
 from ..patching.live import is_patched, record_of
 from ..patching.records import Record
-from ..patching.sidecar import FILE
+from ..patching.sidecar import ADAPTER, FILE, adapter_settings, write_json
 from .files import find, read_json
 from .restore import apply_record
 from .tied import is_written_once, load_tied
@@ -32,9 +34,11 @@ def load_adapter(
     path: str, load_base: Callable[..., PreTrainedModel], base: Any, hub: dict[str, Any], **kwargs: Any
 ) -> Any:
     """The adapter at `path` on its base model, which is loaded and patched first."""
-    adapter = read_json(str(find(path, "adapter_config.json", hub)))
-    file = find(path, FILE, hub)
-    record = Record.from_dict(read_json(file)) if file is not None else None
+    written = read_json(str(find(path, ADAPTER, hub)))
+    adapter, file = adapter_settings(written), find(path, FILE, hub)
+    if file is None and adapter is not written:
+        raise PosencError(f"The adapter in {path} was trained on a patched model, and its {FILE} is lost.")
+    record, weights = (None, {}) if file is None else adapter_record(read_json(file))
     if find(path, "adapter_model.safetensors", hub) is None:
         raise PosencError(f"{path} holds no adapter_model.safetensors. Pickled weights are not loaded.")
     trainable = kwargs.pop("is_trainable", False)
@@ -53,10 +57,29 @@ def load_adapter(
         if record is not None and not is_patched(model):
             apply_record(model, record)
     refuse_other_positions(model, record, path)
-    if is_written_once(path, model, adapter, hub):
-        return load_tied(path, model, trainable, hub)
+    refuse_other_weights(model, weights, path)
     peft = require("peft", "adapters", "An adapter")  # takes seconds, and only adapters need it
-    return peft.PeftModel.from_pretrained(model, path, is_trainable=trainable, **hub)
+    config = peft_config(adapter, path)
+    if is_written_once(path, model, adapter, hub):
+        return load_tied(path, config, model, trainable, hub)
+    return peft.PeftModel.from_pretrained(model, path, config=config, is_trainable=trainable, **hub)
+
+
+def adapter_record(data: dict[str, Any]) -> tuple[Record, Any]:
+    """What posenc.json says of an adapter's base model: its scheme, and its weights."""
+    return Record.from_dict({key: value for key, value in data.items() if key != "base"}), data.get("base", {})
+
+
+def peft_config(settings: dict[str, Any], path: str) -> Any:
+    """PEFT's own object for the words of an adapter_config.json, made as it makes it."""
+    from peft import PeftConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(folder, ADAPTER, settings)
+        try:
+            return PeftConfig.from_pretrained(folder)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PosencError(f"{ADAPTER} in {path} makes no adapter that PEFT knows: {error!r}.") from error
 
 
 def refuse_other_positions(model: PreTrainedModel, record: Record | None, path: str) -> None:

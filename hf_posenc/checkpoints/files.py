@@ -10,7 +10,7 @@ from ..errors import PosencError
 from ..models import model_path
 from .hub import hub_file
 
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "subfolder", "proxies")
 """Arguments of `from_pretrained` that say where files come from."""

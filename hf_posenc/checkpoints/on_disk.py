@@ -23,12 +23,13 @@ from ..patching.patch import refuse_existing
 from ..patching.plan import plan
 from ..patching.records import Record
 from ..patching.rope_config import rotary_from
-from ..patching.sidecar import FILE
+from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import own_length
 from ..patching.untrained import warn_untrained
 from ..schemes import Scheme, scheme_from
+from .adapters import adapter_record
 from .embedders import copy_modules
-from .files import ADAPTER, CONFIG, INDEX, WEIGHTS, find, read_json
+from .files import CONFIG, INDEX, WEIGHTS, find, read_json
 from .restore import refuse_other_geometry, restore
 from .save_load import model_class_of, reset_length, unpatched_config, weight_files
 from .staging import refuse_target, staged
@@ -106,12 +107,12 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     adapter = find(where, ADAPTER, hub)
     if adapter is None:
         return describe(model_of_config(_config_of(where, hub))), None
-    settings, file = read_json(adapter), find(where, FILE, hub)
+    settings, file = adapter_settings(read_json(adapter)), find(where, FILE, hub)
     base = settings.get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise PosencError(f"{where} does not say what its base model is ({base!r}).")
     raw = _config_of(base, {})
-    record = Record.from_dict(read_json(file)) if file is not None else None
+    record = None if file is None else adapter_record(read_json(file))[0]
     if "posenc" in raw and record is not None and record != Record.from_dict(raw["posenc"]):
         raise PosencError(
             f"The adapter in {where} was trained with {record.scheme.name!r}, and its base is patched otherwise."

@@ -18,7 +18,7 @@ from hf_posenc import load
 
 class Patched:
     @classmethod
-    def from_pretrained(cls, path, *args, config=None, **kwargs):
+    def from_pretrained(cls, path, *args, **kwargs):
         kwargs.pop("trust_remote_code", None)
         return load(path, model_class=transformers.{model_class}, **kwargs)
 

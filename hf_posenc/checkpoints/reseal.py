@@ -15,6 +15,7 @@ from safetensors import safe_open
 from ..errors import PosencError
 from ..patching.records import FORMAT, Record
 from ..patching.seal import MARKS, NAME, Seal, sealed_config, sealed_weights
+from ..patching.sidecar import ADAPTER, FILE, sealed_settings, write_json
 from .files import CONFIG, INDEX, find, read_json
 from .save_load import model_class_of, weight_files
 from .staging import STAGE
@@ -22,7 +23,7 @@ from .tensors import rewritten
 
 
 def reseal(path: str | os.PathLike[str]) -> bool:
-    """Seal the patched checkpoint in a directory, in place, as this version would; False if it needs nothing.
+    """Seal the patched checkpoint or adapter in a directory, in place, as this version would; False if it need not be.
 
     Checkpoints that any transformers loads right are not sealed. At every moment the directory holds a checkpoint that
     loads: files are made beside the old ones and replace them one by one, each of them fit for those that follow.
@@ -30,6 +31,8 @@ def reseal(path: str | os.PathLike[str]) -> bool:
     folder = Path(os.fspath(path))
     if not folder.is_dir():
         raise PosencError(f"{folder} is not a directory: a checkpoint to seal must be on this disk.")
+    if (folder / ADAPTER).exists():
+        return _reseal_adapter(folder)
     raw = _config(folder)
     record, files = Record.from_dict(raw["posenc"]), weight_files(str(folder), {})
     if not sealed_config(raw) or (record.format == FORMAT and sealed_weights(files)):
@@ -42,6 +45,16 @@ def reseal(path: str | os.PathLike[str]) -> bool:
             os.replace(file, folder / file.name)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+    return True
+
+
+def _reseal_adapter(folder: Path) -> bool:
+    written = read_json(str(folder / ADAPTER))
+    if not (folder / FILE).exists():
+        raise PosencError(f"{folder} holds an adapter of a model that was not patched: there is nothing to seal.")
+    if sealed_settings(written) is written:
+        return False
+    write_json(folder, ADAPTER, sealed_settings(written))
     return True
 
 

@@ -25,12 +25,13 @@ from ..patching.live import is_patched, refuse_unpatchable
 from ..patching.other_readers import WRITTEN
 from ..patching.records import Record, flags_of, section_of
 from ..patching.seal import MARKS, NAME, sealed_config, sealed_weights
-from ..patching.sidecar import write_record
+from ..patching.sidecar import ADAPTER, seal_adapter
 from ..patching.sizes import own_length, stored_size
 from ..runtime.rotary import hushed
 from .adapters import load_adapter
 from .embedders import around, holds_embedder
-from .files import ADAPTER, CONFIG, HUB, INDEX, WEIGHTS, find, read_json
+from .files import CONFIG, HUB, INDEX, WEIGHTS, find, read_json
+from .given import values_of
 from .hub import offline
 from .portable import write_portable
 from .restore import restore
@@ -66,15 +67,14 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
 
 def _write(model: Any, base: PreTrainedModel, folder: Path, portable: bool, kwargs: dict[str, Any]) -> None:
     """Fill a folder with a checkpoint of `model`, whose transformers model is `base`."""
-    record = getattr(base.config, "posenc", None)
     adapted = model is not base and hasattr(model, "get_base_model")
     with warnings.catch_warnings(), hushed():
         if adapted:  # of adapters that do not carry their scheme by themselves; these do
             warnings.filterwarnings("ignore", message="If this saves a PEFT")
         model.save_pretrained(folder, **kwargs)
-    if adapted and record is not None:
+    if adapted and is_patched(base):
         for config in folder.glob(f"**/{ADAPTER}"):
-            write_record(config.parent, record)
+            seal_adapter(config.parent, base)
     if (folder / CONFIG).exists():
         weight_files(str(folder), {})  # or what was asked for could not be loaded
     if portable and not adapted:
@@ -135,6 +135,7 @@ def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kw
 def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[str, Any], kwargs: Any) -> Any:
     record = Record.from_dict(raw["posenc"])
     refuse_unsealed(where, raw, record, weight_files(where, hub))
+    kwargs = {**values_of(kwargs.pop("config", None), raw), **kwargs}
     kernel = kwargs.get("attn_implementation")
     if sealed_config(raw) and kernel not in (None, "sdpa", "eager"):
         raise PosencError(

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import PosencError
-from ..patching.sidecar import FILE
-from .files import ADAPTER, CONFIG, INDEX, WEIGHTS, read_json
+from ..patching.sidecar import ADAPTER, FILE
+from .files import CONFIG, INDEX, WEIGHTS, read_json
 
 if sys.platform != "win32":
     import fcntl

@@ -45,11 +45,10 @@ def is_written_once(path: str, model: PreTrainedModel, adapter: dict[str, Any], 
         return output not in stored.keys()  # noqa: SIM118
 
 
-def load_tied(path: str, model: PreTrainedModel, trainable: bool, hub: dict[str, Any]) -> Any:
+def load_tied(path: str, config: Any, model: PreTrainedModel, trainable: bool, hub: dict[str, Any]) -> Any:
     """The adapter on its base, as PEFT would make it if the weights of both ends had been saved."""
-    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict  # takes seconds
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict  # takes seconds
 
-    config = PeftConfig.from_pretrained(path, **hub)
     base, revision = config.base_model_name_or_path, config.revision
     config.inference_mode = not trainable
     wrapped = get_peft_model(model, config)

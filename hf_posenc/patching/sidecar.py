@@ -1,34 +1,47 @@
-"""Adapters carry the scheme of their base model, whoever saves them."""
+"""Adapters carry the scheme of their base model, whoever saves them, and are refused by those who do not heed it."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
+import tempfile
 import warnings
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
 
+from ..errors import PosencError
+from ..runtime.positions import SEAL
+from .fingerprint import Fingerprint, fingerprint
+
+ADAPTER = "adapter_config.json"
 FILE = "posenc.json"
-"""Lies beside `adapter_config.json` and holds the base model's `config.posenc`."""
+"""Lies beside `adapter_config.json` and holds the base model's `config.posenc`, and a fingerprint of its weights."""
+KIND, INSIDE, OUTSIDE = "peft_type", "hf_posenc", ("base_model_name_or_path", "revision", "task_type")
+"""A sealed `adapter_config.json` names a type that PEFT does not know, and holds its own words one level deeper, where
+runtimes that do not ask for a type do not find them. What says to which model it belongs stays outside."""
 
 
 class SaveWithScheme:
     """`save_pretrained` of one PEFT config object, which also writes the scheme of the model it is on."""
 
-    def __init__(self, config: Any, model: Any, once: bool = False):
+    def __init__(self, config: Any, model: PreTrainedModel, once: bool = False):
         self.config, self.model, self.once = config, model, once
 
     def __call__(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> Any:
-        result = type(self.config).save_pretrained(self.config, save_directory, **kwargs)
-        if not self.once:
-            write_record(save_directory, self.model.config.posenc)
-        else:
+        if self.once:
             del self.config.save_pretrained
-            if holds_adapter_of(self.model, save_directory):
-                write_record(save_directory, self.model.config.posenc)
+            if not holds_adapter_of(self.model, save_directory):
+                return type(self.config).save_pretrained(self.config, save_directory, **kwargs)
+        with tempfile.TemporaryDirectory() as folder:
+            result = type(self.config).save_pretrained(self.config, folder, **kwargs)
+            with open(os.path.join(folder, ADAPTER), encoding="utf-8") as file:
+                settings = json.load(file)
+        os.makedirs(save_directory, exist_ok=True)
+        write_adapter(save_directory, settings, self.model)
         return result
 
 
@@ -72,10 +85,47 @@ def holds_adapter_of(model: Any, folder: str | os.PathLike[str]) -> bool:
     return bool(pairs) and all(a.shape == b.shape and torch.equal(a, b.to(a.dtype)) for a, b in pairs)
 
 
-def write_record(folder: str | os.PathLike[str], record: dict[str, Any]) -> None:
+def seal_adapter(folder: str | os.PathLike[str], model: PreTrainedModel, weights: Fingerprint | None = None) -> None:
+    """Let the adapter that was saved in a folder carry the scheme of its base model, and be refused elsewhere.
+
+    `weights`: a fingerprint that was taken while the base model was in one piece.
+    """
+    with open(os.path.join(folder, ADAPTER), encoding="utf-8") as file:
+        write_adapter(folder, json.load(file), model, weights)
+
+
+def write_adapter(
+    folder: str | os.PathLike[str],
+    settings: dict[str, Any],
+    model: PreTrainedModel,
+    weights: Fingerprint | None = None,
+) -> None:
+    """Write the scheme of a base model first, and then what makes a folder an adapter."""
+    found = fingerprint(model) if weights is None else weights
+    write_json(folder, FILE, {**model.config.posenc, **({"base": found} if found else {})})
+    write_json(folder, ADAPTER, sealed_settings(settings))
+
+
+def sealed_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The words of an `adapter_config.json` so that PEFT without this package refuses them."""
+    if settings.get(KIND) == SEAL:
+        return settings
+    return {KIND: SEAL, **{key: settings[key] for key in OUTSIDE if key in settings}, INSIDE: settings}
+
+
+def adapter_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """The words of an `adapter_config.json`, sealed or not, as PEFT knows them."""
+    if data.get(KIND) != SEAL:
+        return data
+    if not isinstance(data.get(INSIDE), dict) or KIND not in data[INSIDE]:
+        raise PosencError(f"{ADAPTER} is sealed, and what it held is lost ({INSIDE!r}): it is damaged.")
+    return {**data[INSIDE], **{key: data[key] for key in OUTSIDE if key in data}}
+
+
+def write_json(folder: str | os.PathLike[str], name: str, data: dict[str, Any]) -> None:
     """Write whole or not at all: a half-written scheme would be worse than none."""
-    path = os.path.join(folder, FILE)
+    path = os.path.join(folder, name)
     with open(path + ".part", "w", encoding="utf-8") as file:
-        json.dump(record, file, indent=2)
+        json.dump(data, file, indent=2)
         file.write("\n")
     os.replace(path + ".part", path)

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.files import ADAPTER, CONFIG
+from ..checkpoints.files import CONFIG
 from ..checkpoints.save_load import load
 from ..errors import MissingPackage, PosencError
 from ..models import model_path
+from ..patching.sidecar import ADAPTER
 from .proof import Proof, prove
 from .readers import Subject, reader_of
 

@@ -18,7 +18,8 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from ..checkpoints.tied import write_once
 from ..compat.trainers import WatchedTrainer
-from ..patching.sidecar import write_record
+from ..patching.fingerprint import fingerprint
+from ..patching.sidecar import ADAPTER, seal_adapter
 from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest
@@ -82,6 +83,8 @@ class ContextTrainer(WatchedTrainer):
         self.settings, self.head, self.other_rate = settings, head, other_rate
         self.clock = clock or Clock()
         self.rounding = False
+        adapted: Any = self.model
+        self.base_weights = fingerprint(adapted.get_base_model()) if hasattr(adapted, "peft_config") else {}
         self.causal = settings.model.objective == "causal"
         self.next_token = self.causal
         self.contrastive = settings.model.objective == "contrastive"
@@ -189,11 +192,10 @@ class ContextTrainer(WatchedTrainer):
         model = self.accelerator.unwrap_model(self.model)
         if not hasattr(model, "peft_config"):
             return
-        record = getattr(model.config, "posenc", None)
-        if record is not None:
-            write_record(folder, record)  # sharded saves do not pass our hooks
+        if getattr(model.config, "posenc", None) is not None:
+            seal_adapter(folder, model.get_base_model(), self.base_weights)  # sharded saves do not pass our hooks
         # PEFT notes where a base model was found, which for one of this package is a place on this machine.
-        config = folder / "adapter_config.json"
+        config = folder / ADAPTER
         noted = {**json.loads(config.read_text()), "base_model_name_or_path": self.settings.model.path}
         config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
 

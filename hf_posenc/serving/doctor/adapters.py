@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.files import ADAPTER, CONFIG
+from ...checkpoints.adapters import adapter_record
+from ...checkpoints.files import CONFIG
 from ...errors import PosencError
 from ...models import model_path
 from ...patching.records import Record
-from ...patching.sidecar import FILE
+from ...patching.sidecar import ADAPTER, FILE, adapter_settings
 from .findings import NOTE, SUSPICIOUS, WRONG, Finding, check
 from .reading import Checkpoint, read_checkpoint, read_small_json
 
@@ -23,6 +24,7 @@ class Adapter:
     folder: Path
     settings: dict[str, Any]
     base: Checkpoint | None
+    sealed: bool
 
     @property
     def named(self) -> str:
@@ -31,17 +33,18 @@ class Adapter:
     def record(self) -> Record | None:
         """The scheme that it carries; raises where that is damaged."""
         file = self.folder / FILE
-        return Record.from_dict(read_small_json(file)) if file.exists() else None
+        return adapter_record(read_small_json(file))[0] if file.exists() else None
 
 
 def read_adapter(folder: Path) -> Adapter:
-    settings = read_small_json(folder / ADAPTER)
+    written = read_small_json(folder / ADAPTER)
+    settings = adapter_settings(written)
     named = settings.get("base_model_name_or_path")
     base = None
     if isinstance(named, str) and named and "\0" not in named:
         place = Path(model_path(named))
         base = read_checkpoint(place) if (place / CONFIG).is_file() else None
-    return Adapter(folder, settings, base)
+    return Adapter(folder, settings, base, sealed=settings is not written)
 
 
 @check("adapter", "record of the adapter")
@@ -55,12 +58,13 @@ def record_is_sound(it: Adapter) -> Iterator[Finding]:
 @check("adapter", "scheme in the adapter alone")
 def scheme_in_the_adapter_alone(it: Adapter) -> Iterator[Finding]:
     record = _sound(it)
-    if record is not None and it.base is not None and "posenc" not in it.base.raw:
+    if record is not None and not it.sealed and it.base is not None and "posenc" not in it.base.raw:
         yield Finding(
             SUSPICIOUS,
             f"The adapter was trained with {record.scheme.name!r} positions and its base {it.named} is not patched: "
             "PEFT alone, or a server that adds the adapter to the base, computes it with other positions.",
-            f"Load it with hf_posenc.load, or serve what `hf-posenc merge {it.folder} OUT` writes.",
+            f"`hf-posenc reseal {it.folder}` lets others refuse it; load it with hf_posenc.load, or serve what "
+            f"`hf-posenc merge {it.folder} OUT` writes.",
         )
 
 

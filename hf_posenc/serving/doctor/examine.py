@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.files import ADAPTER, CONFIG
+from ...checkpoints.files import CONFIG
 from ...checkpoints.on_disk import describe_checkpoint
 from ...errors import PosencError
 from ...models import model_path
+from ...patching.sidecar import ADAPTER
 from . import adapters, configs, gguf_files, patches, requests
 from .findings import LEVELS, NOTE, SUSPICIOUS, Finding, findings
 from .reading import Checkpoint, read_checkpoint, refuse_giants

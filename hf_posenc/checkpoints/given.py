@@ -1,0 +1,39 @@
+"""A config object that was given to `load`, taken as arguments: what it says otherwise than config.json."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..compat.models import ORIGIN, attention_of
+from ..errors import PosencError
+from ..patching.seal import MARKS
+
+NOT_OF_THE_MODEL = (*ORIGIN, "architectures", "auto_map", *MARKS)
+
+
+def values_of(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `load` that stand for a config of the checkpoint whose config.json is `raw`.
+
+    Its scheme cannot be changed so, nor what lies in a section of a config.
+    """
+    if config is None:
+        return {}
+    kind = getattr(config, "model_type", None)
+    if not isinstance(config, PreTrainedConfig) or kind != raw.get("model_type"):
+        found = repr(kind) if isinstance(config, PreTrainedConfig) else f"a {type(config).__name__}"
+        raise PosencError(f"config= must be a config of a {raw.get('model_type')!r} model, got {found}.")
+    said, own = config.to_dict(), type(config).from_dict(copy.deepcopy(raw)).to_dict()
+    changed = {k: v for k, v in said.items() if k not in NOT_OF_THE_MODEL and (k not in own or own[k] != v)}
+    sections = sorted({"posenc", *config.sub_configs} & set(changed))
+    if sections or "posenc" not in said:
+        raise PosencError(
+            f"config= says otherwise than the checkpoint in {', '.join(sections or ['posenc'])}, which cannot be "
+            "given so: change the model after it was loaded, or save another one."
+        )
+    attention = attention_of(config)
+    if attention is not None and not attention.startswith("hf_posenc"):  # the seal, and ours of a live model
+        changed["attn_implementation"] = attention
+    return changed

@@ -1,0 +1,122 @@
+"""A few numbers of a base model's weights, by which an adapter knows the model that it was trained on.
+
+An adapter on a base into which it was merged already, or on another version of its base, is another model, and
+nothing in a config would tell.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.tables import Seated
+from ..errors import PosencError
+
+SAMPLE, TENSORS = 64, 24
+"""Numbers of each tensor, and how many tensors: one for each place in a layer."""
+APART = 0.25
+"""The part of a sample that may differ: a number that was rounded twice on its way is not always the same."""
+GENTLE = ("gaussian", "eva", "orthogonal")
+"""Ways to start an adapter, by their names, that leave the weights below it as they are."""
+KINDS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Fingerprint = dict[str, dict[str, Any]]
+"""By name of a weight: its shape, its dtype and some of its numbers."""
+
+
+def fingerprint(model: nn.Module) -> Fingerprint:
+    """Of the base model, which may carry PEFT adapters. What is quantised or sharded is left out."""
+    chosen: dict[str, tuple[bool, str, Tensor]] = {}
+    for name, tensor, adapted in base_weights(model):
+        place = re.sub(r"\d+", "#", name)
+        if place not in chosen or (adapted and not chosen[place][0]):
+            chosen[place] = (adapted, name, tensor)
+    first = sorted(chosen.values(), key=lambda one: not one[0])[:TENSORS]
+    return {
+        name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).partition(".")[2], "values": _sample(tensor)}
+        for _, name, tensor in first
+    }
+
+
+def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """The weights of a base model that can be looked at, by the names that they have without adapters.
+
+    The last of each three: whether an adapter stands on it. Biases and what a scheme brings may be trained in place.
+    """
+    configs: dict[str, Any] = getattr(model, "peft_config", {})
+    starts = [getattr(config, "init_lora_weights", True) for config in configs.values()]
+    altered = any(isinstance(start, str) and start not in GENTLE for start in starts)
+    modules = dict(model.named_modules())
+    for full, parameter in model.named_parameters():
+        parts = full.split(".")
+        adapted = "base_layer" in parts
+        owner = modules[".".join(parts[: parts.index("base_layer")] if adapted else parts[:-1])]
+        own = set(parts) & set(configs) or "posenc_" in full or parts[-1] == "bias" or isinstance(owner, Seated)
+        if own or (adapted and (altered or getattr(owner, "merged", False))) or not _plain(parameter):
+            continue
+        yield ".".join(p for p in parts if p not in ("base_layer", "original_module")), parameter.detach(), adapted
+
+
+def refuse_other_weights(model: nn.Module, seen: Any, path: str) -> None:
+    """Raise where a base model has not the weights that an adapter was trained on."""
+    live = {name: tensor for name, tensor, _ in base_weights(model)}
+    for name, (shape, dtype, values) in read_fingerprint(seen).items():
+        if name not in live or live[name].shape != shape:  # quantised, or grown: not to be compared
+            continue
+        found = _picked(live[name])
+        kinds = _compared_in(dtype, live[name].dtype, found)
+        if min(_part_that_differs(found, values, kind) for kind in kinds) > APART:
+            raise PosencError(
+                f"The adapter in {path} was trained on other weights than this base model has ({name}, for one): it "
+                "is another version of it, or has an adapter merged into it already. Pass the right one as base=. If "
+                "this one is meant, take 'base' out of the adapter's posenc.json."
+            )
+
+
+def read_fingerprint(data: Any) -> dict[str, tuple[torch.Size, torch.dtype, Tensor]]:
+    """A fingerprint as a file holds it, read strictly."""
+    try:
+        return {
+            name: (
+                torch.Size(one["shape"]),
+                KINDS[one["dtype"]],
+                torch.frombuffer(bytearray(base64.b64decode(one["values"], validate=True)), dtype=torch.float32),
+            )
+            for name, one in data.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PosencError(
+            f"The weights of a base model that posenc.json speaks of make no sense: {error!r}."
+        ) from None
+
+
+def _compared_in(trained: torch.dtype, live: torch.dtype, found: Tensor) -> set[torch.dtype]:
+    """The coarser of two dtypes, and those that the live numbers may have been rounded to on their way."""
+    rounded = {kind for kind in KINDS.values() if torch.equal(found.to(kind).float(), found)}
+    return {max(trained, live, key=lambda kind: torch.finfo(kind).eps), *rounded}
+
+
+def _part_that_differs(one: Tensor, other: Tensor, kind: torch.dtype) -> float:
+    return float((one.to(kind) != other.to(kind)).float().mean())
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether a weight is all there, as numbers that can be compared."""
+    whole = type(tensor.data) is Tensor and tensor.device.type != "meta" and tensor.numel() > 0
+    return whole and tensor.dtype in KINDS.values()
+
+
+def _picked(tensor: Tensor) -> Tensor:
+    """Numbers from all over a tensor."""
+    count = min(SAMPLE, tensor.numel())
+    where = torch.arange(count, device=tensor.device) * (tensor.numel() - 1) // max(count - 1, 1)
+    return tensor.detach()[torch.unravel_index(where, tensor.shape)].float().cpu()
+
+
+def _sample(tensor: Tensor) -> str:
+    return base64.b64encode(_picked(tensor).numpy().astype("<f4").tobytes()).decode()
