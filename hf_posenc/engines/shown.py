@@ -1,0 +1,47 @@
+"""The table of runtimes as the documentation shows it: one part for each runtime, written by `make docs`."""
+
+from __future__ import annotations
+
+from .kinds import KINDS
+from .table import ANY, RUNTIMES, Entry, entries, look_up
+
+SAVED_KEYS = frozenset(
+    {"rope_theta", "rope_scaling", "rope_parameters.short_mscale", "rope_parameters.long_mscale"},
+)
+"""What this version writes beside the rest for those who read it."""
+WORDS = {"right": "right", "refuses": "refuses", "wrong": "**wrong**", "untried": "-"}
+
+
+def runtimes_markdown() -> str:
+    """Every runtime but transformers itself."""
+    return "\n\n".join(_part(runtime) for runtime in RUNTIMES if runtime != "transformers")
+
+
+def _part(runtime: str) -> str:
+    known = [entry for entry in entries() if entry.runtime == runtime]
+    types = sorted({entry.architecture for entry in known} - {ANY}) or ["any"]
+    rows = [f"| {RUNTIMES[runtime]} | {' | '.join(types)} |", "|---" * (len(types) + 1) + "|"]
+    for kind in KINDS:
+        cells = [cell(runtime, architecture, kind) for architecture in types]
+        if set(cells) != {"-"}:
+            rows.append(f"| {kind} | {' | '.join(cells)} |")
+    versions = sorted({f"{entry.version} ({entry.basis}, {_day(known, entry)})" for entry in known})
+    return "\n".join([*rows, "", f"{RUNTIMES[runtime]}: {'; '.join(versions) or 'nothing is known yet'}."])
+
+
+def _day(known: list[Entry], entry: Entry) -> str:
+    """The last day on which something of this version was found out."""
+    return max(one.date for one in known if (one.version, one.basis) == (entry.version, entry.basis))
+
+
+def cell(runtime: str, architecture: str, kind: str) -> str:
+    saved = look_up(runtime, "checkpoint", architecture, kind, SAVED_KEYS)
+    exported = look_up(runtime, "export", architecture, kind, SAVED_KEYS)
+    words = [word(saved)] if saved else []
+    if exported is not None and (saved is None or saved.verdict != exported.verdict):
+        words.append(f"export: {word(exported)}")
+    return ", ".join(words) or "-"
+
+
+def word(entry: Entry) -> str:
+    return WORDS[entry.verdict] + (" (source)" if entry.basis == "source" and entry.verdict != "untried" else "")
