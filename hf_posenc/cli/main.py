@@ -16,6 +16,7 @@ from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..version import __version__
 from .answers import answering, plain_errors
+from .bench import bench
 from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
@@ -174,6 +175,7 @@ app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")
 
 
 app.command("train", context_settings=ANY_WORDS, short_help="Fine-tune a model by a recipe.")(train)
+app.add_typer(bench, name="bench")
 app.command("recipes", short_help="List the recipes of this package.")(answering(show_recipes))
 
 

@@ -1,0 +1,45 @@
+"""`hf-posenc bench`: what tells schemes apart that are trained in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .answers import answering
+
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train small models from nothing, and compare.")
+
+
+@bench.callback()
+def _group() -> None:
+    """Train small models from nothing, and compare."""
+
+
+def length_generalisation(
+    out: Annotated[Path, typer.Option(help="folder of results.jsonl, which is gone on from, and of the page")] = Path(
+        "length-generalisation"
+    ),
+    tasks: Annotated[str, typer.Option(help="of repeat_one, copy, reverse, addition, scan, stdlib")] = "repeat_one",
+    schemes: Annotated[str, typer.Option(help="separated by commas; all nine unless given")] = "",
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    steps: Annotated[int, typer.Option(min=1)] = 1500,
+    processes: Annotated[int, typer.Option(min=0, help="side by side; 0: one for each core")] = 0,
+) -> None:
+    """Exact match by length of small decoders, trained from nothing at lengths up to 20, with each scheme.
+
+    \b
+    hf-posenc bench length-generalisation --tasks repeat_one --schemes none,t5,alibi,rope,sinusoidal
+    hf-posenc bench length-generalisation --tasks repeat_one,copy,reverse,addition,scan,stdlib
+    """
+    from ..training.length_bench.command import bench as run_all  # slow to import
+    from ..training.length_bench.runs import SCHEME_NAMES, Settings
+
+    names = [name for name in schemes.split(",") if name] or list(SCHEME_NAMES)
+    settings, cores = Settings(steps=steps), os.cpu_count() or 1
+    print(run_all(tasks.split(","), names, seeds, settings, out, processes or cores))
+
+
+bench.command("length-generalisation")(answering(length_generalisation))

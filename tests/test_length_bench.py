@@ -1,0 +1,124 @@
+"""The bench of length generalisation: its data, its measure, its file, its page. What it finds is published."""
+
+import json
+import random
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hf_posenc import PosencError
+from hf_posenc.cli.main import app
+from hf_posenc.training.length_bench import command
+from hf_posenc.training.length_bench.page import by_scheme, page
+from hf_posenc.training.length_bench.runs import (
+    SCHEME_NAMES,
+    Job,
+    Settings,
+    exact_match,
+    held_out_examples,
+    model_of,
+    read_results,
+    run,
+    spread,
+)
+from hf_posenc.training.length_bench.tasks import NUMBERS, TASKS, VOCABULARY, draw, is_held_out
+
+SMALL = Settings(layers=1, hidden=16, heads=2, steps=2, batch=4, longest=4, tested=(3, 6), examples=5)
+
+
+def test_answers_are_right():
+    assert len(set(VOCABULARY)) == len(VOCABULARY) == len(NUMBERS)
+    rng = random.Random(0)
+    for length in (1, 2, 7, 20, 40):
+        for task in TASKS:
+            prompt, answer = TASKS[task](length, rng)
+            assert set((*prompt, *answer)) <= set(VOCABULARY)
+            if task == "addition":
+                one, other = "".join(prompt).split("+")
+                assert len(one) == len(other) == length and int(one) + int(other) == int("".join(answer))
+            elif task == "scan":
+                assert len(answer) == length and done_by(prompt) == answer
+            else:
+                assert len(prompt) == length and answer == (prompt[::-1] if task == "reverse" else prompt)
+
+
+def done_by(words):
+    """What commands ask for, read one by one."""
+    done = []
+    for clause in " ".join(words).split(" and "):
+        verb, *more = clause.split()
+        once = [*(w.upper() for w in more if w in ("left", "right")), verb.upper()]
+        done += once * (3 if "thrice" in more else 2 if "twice" in more else 1)
+    return done
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_tested_was_never_trained_on(task):
+    rng = random.Random(1)
+    trained = {" ".join(draw(task, rng.randint(1, 20), rng, False).prompt) for _ in range(2000)}
+    tested = {" ".join(e.prompt) for n in (5, 10, 20, 40) for e in held_out_examples(Job(task, "none", 0), n)}
+    assert tested and not trained & tested
+    assert all(is_held_out(e) for e in held_out_examples(Job(task, "rope", 3), 10))
+    assert held_out_examples(Job(task, "rope", 3), 10) == held_out_examples(Job(task, "none", 0), 10)
+
+
+def test_exact_match_is_that_of_greedy_decoding():
+    job = Job("copy", "none", 0, SMALL)
+    model = model_of(job, 20, len(VOCABULARY)).eval()
+    examples = held_out_examples(job, 2)
+    with torch.no_grad():  # a model that says what it was told to: the token that it reads, mostly
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    right = []
+    for example in examples:
+        prompt = torch.tensor([example.ids[: -example.answered]])
+        made = model.generate(
+            prompt, max_new_tokens=example.answered, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        right.append(made[0].tolist() == example.ids)
+    assert exact_match(model, examples) == sum(right) / len(right)
+
+
+def test_every_scheme_trains_and_a_run_is_the_same_again():
+    for scheme in SCHEME_NAMES:
+        result = run(Job("repeat_one", scheme, 1, SMALL))
+        assert set(result["by_length"]) == {"3", "6"} and result["train_loss"] > 0
+    again = run(Job("repeat_one", SCHEME_NAMES[-1], 1, SMALL))
+    assert {**again, "cpu_seconds": 0} == {**result, "cpu_seconds": 0}
+    at = spread(10, 50, torch.Generator().manual_seed(0))
+    assert (at.diff() > 0).all() and at.max() < 50
+
+
+def test_a_bench_goes_on_from_its_file(tmp_path, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(command, "run", lambda job: ran.append(job) or run(job))
+    given = (["copy"], ["none", "rope"], 2, SMALL, tmp_path)
+    written = command.bench(*given, 1)
+    assert len(ran) == 4 and len(read_results(tmp_path / "results.jsonl")) == 4
+    lines = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "results.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    command.bench(*given, 1)
+    assert len(ran) == 5
+    command.bench(*given, 1)
+    assert len(ran) == 5 and "4 of 4 runs" in capsys.readouterr().out
+    text = written.read_text()
+    assert "2 seeds" in text and text.count("<polyline") == 2 and "0.31" in text  # published for copying
+    (tmp_path / "results.jsonl").write_text("nonsense\n" + lines[0])
+    with pytest.raises(PosencError, match="Line 1"):
+        read_results(tmp_path / "results.jsonl")
+
+
+def test_error_bars():
+    head = {"task": "copy", "scheme": "rope", "settings": {**SMALL.__dict__}, "parameters": 9, "cpu_seconds": 1.0}
+    results = [{**head, "seed": s, "by_length": {"5": v}} for s, v in enumerate((0.0, 0.5, 1.0))]
+    found = by_scheme(results)["rope"][5]
+    assert found.mean == 0.5 and found.error == pytest.approx(0.5 / 3**0.5) and found.seeds == 3
+    assert "0.50 ± 0.29" in page(json.loads(json.dumps(results)))
+
+
+def test_mistakes_are_told():
+    with pytest.raises(PosencError, match="repeat_one"):
+        Job("copying", "rope", 0)
+    with pytest.raises(PosencError, match="'rop'"):
+        Job("copy", "rop+randomized", 0)
+    assert "length-generalisation" in CliRunner().invoke(app, ["bench", "--help"]).stdout
