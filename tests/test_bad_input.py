@@ -466,21 +466,21 @@ class Fault(Exception):
 
 
 class Faults:
-    """Lets exchanges through, but for the n-th."""
+    """Lets edits through, but for the n-th."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.seen, self.at = 0, -1
         for kind in (Swap, Hook):
-            monkeypatch.setattr(kind, "exchange", self.counted(kind.exchange))
+            monkeypatch.setattr(kind, "put", self.counted(kind.put))
 
-    def counted(self, exchange: Any) -> Any:
-        def exchanged(edit: Any) -> None:
+    def counted(self, put: Any) -> Any:
+        def counting(edit: Any, held: Any) -> None:
             self.seen += 1
             if self.seen == self.at:
                 raise Fault
-            exchange(edit)
+            put(edit, held)
 
-        return exchanged
+        return counting
 
     def set(self, at: int) -> None:
         self.seen, self.at = 0, at

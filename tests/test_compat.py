@@ -175,6 +175,25 @@ def test_hooks_are_found():
     assert not pytorch.has_pre_hook(layer, hook)
 
 
+@pytest.mark.parametrize("before", ["forward", "state dict"])
+def test_hooks_are_dropped_without_their_handle(before):
+    calls = []
+
+    def hook(*args):
+        calls.append(args)
+
+    layer = nn.Linear(1, 1)
+    if before == "forward":
+        layer.register_forward_pre_hook(hook, with_kwargs=True)
+    else:
+        layer.register_state_dict_pre_hook(hook)
+    assert pytorch.has_pre_hook(layer, hook, before)
+    pytorch.drop_pre_hook(layer, hook, before)
+    assert not pytorch.has_pre_hook(layer, hook, before)
+    layer(torch.ones(1)), layer.state_dict()
+    assert not calls
+
+
 def test_a_compiled_model_leads_back_to_the_model():
     layer = nn.Linear(1, 1)
     compiled = torch.compile(layer)

@@ -97,9 +97,23 @@ CPU_ATTENTION = proved_dtypes()
 """The dtypes that `cpu_attention` was seen to be right in. Not asked for at each call: a compiler could not follow."""
 
 
-def has_pre_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:
+def has_pre_hook(module: Any, function: Callable[..., Any], before: str = "forward") -> bool:
     """Whether this function runs before the forward of a module. torch lets hooks be added, but not looked at."""
-    return hook in module._forward_pre_hooks.values()
+    return function in _hooks(module, before).values()
+
+
+def drop_pre_hook(module: Any, function: Callable[..., Any], before: str = "forward") -> None:
+    """Let this function run there no more, whoever holds the handle."""
+    hooks = _hooks(module, before)
+    for key in [key for key, hook in hooks.items() if hook is function]:
+        hooks.pop(key, None)
+        module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _hooks(module: Any, before: str) -> dict[int, Any]:
+    """The functions that run before a module's forward, or before its state dict is made."""
+    found: dict[int, Any] = module._forward_pre_hooks if before == "forward" else module._state_dict_pre_hooks
+    return found
 
 
 def uncompiled(model: Any) -> Any:

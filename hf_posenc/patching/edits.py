@@ -6,42 +6,68 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import ismethod
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..compat.pytorch import drop_pre_hook, has_pre_hook
+
 MISSING = "hf_posenc: no such attribute"
+Placement = tuple[torch.device, torch.dtype]
+
+
+class Held(NamedTuple):
+    """What an attribute holds, or once held."""
+
+    value: Any
+    plain: bool = False
+    """Whether a module holds it as Python does, not as a parameter, a buffer or a module."""
 
 
 @dataclass
 class Swap:
-    """An attribute and the value that it has not got at the moment. Exchanging twice changes nothing."""
+    """An attribute, and a value to put there."""
 
     target: Any
     name: str
     value: Any
     beside: nn.Module | None = None
-    """A module that is moved and cast as the value would be, where nothing takes its place meanwhile."""
-    _placed: Any = None
-    _plain: bool = False
-    """Whether the value is held as Python does, not as a parameter or a module."""
+    """A module that is moved and cast as the value would be, where what takes its place meanwhile is not."""
 
-    def exchange(self) -> None:
-        current = _current(self.target, self.name)
-        incoming, guide = self.value, self.beside or current
-        if _holds_numbers(guide) and (_holds_numbers(incoming) or self.beside is not None):
-            now = _placement(guide)
-            moved = now is not None and self._placed is not None and now != self._placed
-            if now is not None and moved and _holds_numbers(incoming):  # the model was moved or cast in the meantime
-                incoming = _moved(incoming, *now)
-            self._placed = now if self.beside is not None else _placement(incoming)
-        plain = isinstance(self.target, nn.Module) and self.name in vars(self.target)
-        if _same(incoming, MISSING) or (incoming is None and self._plain):
+    def planned(self) -> Held:
+        return Held(self.value)
+
+    def look(self) -> Held:
+        """What is there now; a method of a class is not the target's own, and comes back when what hides it goes."""
+        value = getattr(self.target, self.name, MISSING)
+        own = vars(self.target) if isinstance(self.target, nn.Module) or ismethod(value) else {}
+        if ismethod(value) and self.name not in own:
+            value = MISSING
+        return Held(value, self.name in own)
+
+    def put(self, held: Held) -> None:
+        """Let the attribute hold this, whatever it holds now: to do it twice, or again after half of it, is the same.
+
+        A module that registers a name (a parameter, a submodule) goes on doing so with None; so one that was plain
+        None before, or not there, must be taken out first.
+        """
+        gone = _is_missing(held.value)
+        if (gone or (held.value is None and held.plain)) and not _is_missing(self.look().value):
             delattr(self.target, self.name)
-        if not _same(incoming, MISSING):
-            setattr(self.target, self.name, incoming)
-        self.value, self._plain = current, plain
+        if not gone:
+            setattr(self.target, self.name, held.value)
+
+    def placement(self, live: Held) -> Placement | None:
+        """Where the tensors of the value that is there are, and their dtype; of the module beside it, if there is."""
+        guide = self.beside or live.value
+        return _placement(guide) if _holds_numbers(guide) else None
+
+    def moved(self, held: Held, before: Placement | None, now: Placement | None) -> Held:
+        """A value that was taken out, as it would be now if it had stayed there when the model was moved or cast."""
+        if now is None or before is None or now == before or not _holds_numbers(held.value):
+            return held
+        return held._replace(value=_moved(held.value, *now))
 
 
 @dataclass
@@ -52,72 +78,148 @@ class Entry:
     name: str
     value: Any
 
-    def exchange(self) -> None:
-        held = vars(self.config)
-        current = held.pop(self.name, MISSING)
-        if not _same(self.value, MISSING):
-            held[self.name] = self.value
-        self.value = current
+    def planned(self) -> Any:
+        return self.value
+
+    def look(self) -> Any:
+        return vars(self.config).get(self.name, MISSING)
+
+    def put(self, value: Any) -> None:
+        if _is_missing(value):
+            vars(self.config).pop(self.name, None)
+        else:
+            vars(self.config)[self.name] = value
+
+    def placement(self, live: Any) -> None:
+        return None
+
+    def moved(self, value: Any, before: None, now: None) -> Any:
+        return value
 
 
 @dataclass
 class Hook:
-    """A hook that is there or not: before a module's forward, or before its state dict is made."""
+    """A function that runs before a module's forward, or before its state dict is made."""
 
     module: nn.Module
     function: Callable[..., Any]
     before: str = "forward"
-    handle: Any = None
 
-    def exchange(self) -> None:
-        if self.handle is not None:
-            self.handle.remove()
-            self.handle = None
+    def planned(self) -> bool:
+        return True
+
+    def look(self) -> bool:
+        return has_pre_hook(self.module, self.function, self.before)
+
+    def put(self, there: bool) -> None:
+        if not there:
+            drop_pre_hook(self.module, self.function, self.before)
+        elif self.look():
+            return
         elif self.before == "forward":
-            self.handle = self.module.register_forward_pre_hook(self.function, with_kwargs=True)
+            self.module.register_forward_pre_hook(self.function, with_kwargs=True)
         else:
-            self.handle = self.module.register_state_dict_pre_hook(self.function)
+            self.module.register_state_dict_pre_hook(self.function)
+
+    def placement(self, live: bool) -> None:
+        return None
+
+    def moved(self, there: bool, before: None, now: None) -> bool:
+        return there
 
 
-Edit = Swap | Entry | Hook
+class Edit(Protocol):
+    """Something about a model that has two states."""
+
+    def planned(self) -> Any:
+        """The state that the edit is there for."""
+
+    def look(self) -> Any:
+        """The state that it is in now."""
+
+    def put(self, state: Any, /) -> None:
+        """Let it be in a state, whatever it is in now; to do it again, also after half of it, changes nothing."""
+
+    def placement(self, live: Any, /) -> Placement | None:
+        """Where the tensors of a state that is live are, and their dtype, if it has some."""
+
+    def moved(self, parked: Any, before: Any, now: Any, /) -> Any:
+        """A state that was put away, as it would be now if it had stayed when the live one was moved or cast."""
+
+
+class State(NamedTuple):
+    """Which of the two states of a model is live, and what belongs to the other one, edit by edit."""
+
+    applied: bool
+    parked: Sequence[Any]
+    placements: Sequence[Placement | None]
+    """Where the live values were when they were put there: if they are elsewhere now, the parked ones follow."""
 
 
 @dataclass
 class Journal:
-    """The edits of one patch, in order."""
+    """The edits of one patch, in order, and what they put out of the model or will put into it.
+
+    For example, a model's `wpe` is exchanged for a table of sines, and its config is told a length:
+
+    >>> journal = Journal([Swap(model, "wpe", sines), Swap(model.config, "n_positions", 4096)])
+    >>> journal.apply()  # now model.wpe is sines, the config says 4096; parked are the model's own table, and 1024
+    >>> model.to("cuda")  # moves sines; the parked table does not know of it
+    >>> journal.undo()  # parked are sines, and 4096; the own table is back, on the GPU as sines were
+    >>> journal.apply()  # and the other way round
+
+    First all edits look at what is there and change nothing. Then each puts its value, which can be done twice; and
+    what was there is noted as parked, for all edits in one step. So an exception that comes at any moment (Ctrl-C,
+    say) finds the notes as they were, and everything is put back that they call live; or finds it done.
+    """
 
     edits: Sequence[Edit] = field(default_factory=list)
     final: str | None = None
     """Why this patch cannot be undone, where the original is not at hand."""
+    state: State | None = None
+    """None before the first time that it is applied."""
+
+    @property
+    def applied(self) -> bool:
+        return self.state is not None and self.state.applied
 
     def apply(self) -> None:
-        _exchange_all(self.edits)
+        if not self.applied:
+            self._exchange(True)
+            for edit in self.edits:  # what was planned is live now, and may be replaced by others: not to be kept here
+                if isinstance(edit, Swap):
+                    edit.value = None
 
     def undo(self) -> None:
-        _exchange_all(list(reversed(self.edits)))
+        if self.applied:
+            self._exchange(False)
+
+    def _exchange(self, applied: bool) -> None:
+        live = [edit.look() for edit in self.edits]
+        coming = self._coming(live)
+        placements = [edit.placement(held) for edit, held in zip(self.edits, coming, strict=True)]
+        done = State(applied, live, placements)
+        order: list[tuple[Any, Any, Any]] = list(zip(self.edits, coming, live, strict=True))
+        try:
+            for edit, new, _ in order if applied else reversed(order):
+                edit.put(new)
+            self.state = done
+        except BaseException:
+            for edit, _, old in [] if self.state is done else reversed(order) if applied else order:
+                edit.put(old)
+            raise
+
+    def _coming(self, live: Sequence[Any]) -> list[Any]:
+        """What the edits are to put, moved and cast to where the live values are."""
+        if self.state is None:
+            return [edit.planned() for edit in self.edits]
+        parts = zip(self.edits, self.state.parked, self.state.placements, live, strict=True)
+        return [edit.moved(parked, before, edit.placement(now)) for edit, parked, before, now in parts]
 
 
-def _exchange_all(edits: Sequence[Edit]) -> None:
-    done: list[Edit] = []
-    try:
-        for edit in edits:
-            edit.exchange()
-            done.append(edit)
-    except BaseException:
-        for edit in reversed(done):
-            edit.exchange()
-        raise
-
-
-def _same(value: Any, other: str) -> bool:
+def _is_missing(value: Any) -> bool:
     # By equality, since a model that went through pickle has a copy of the marker.
-    return isinstance(value, str) and value == other
-
-
-def _current(target: Any, name: str) -> Any:
-    """What a target has of its own: a method of its class comes back by itself when what hides it is gone."""
-    value = getattr(target, name, MISSING)
-    return MISSING if ismethod(value) and name not in vars(target) else value
+    return isinstance(value, str) and value == MISSING
 
 
 def _holds_numbers(value: Any) -> bool:
@@ -132,7 +234,7 @@ def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return value.to(device=device, dtype=dtype)
 
 
-def _placement(value: Any) -> tuple[torch.device, torch.dtype] | None:
+def _placement(value: Any) -> Placement | None:
     if isinstance(value, Tensor):
         return value.device, value.dtype
     # Buffers first: frequencies that are parameters do not follow the dtype of the model.

@@ -73,22 +73,29 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
 
 def _keys(group: Group, position: int) -> list[Tensor]:
     """The keys of one token at a position, in every layer of the group, in fp32."""
-    config, root = group.stack.config, group.stack.root
+    config, root = group.stack.root.config, group.stack.root
     kernel, training = attention_of(config), [m for m in root.modules() if m.training]
     words = root.get_input_embeddings().weight
     if not len(words) or words.device.type == "meta":
         raise PosencError("its weights are not loaded")
     token = int(words[:64].float().norm(dim=-1).argmax())  # not padding, whose vector is zero
-    try:
-        set_attention(config, WATCHED)
-        root.eval()
-        with torch.no_grad():
-            ids, where = (torch.full((1, 1), n, device=words.device) for n in (token, position))
-            root(input_ids=ids, position_ids=where, use_cache=False)
-        return [attention.posenc_keys.float() for attention in group.attentions]
-    finally:
+
+    def put_back() -> None:
         set_attention(config, kernel)
         for module in training:  # one by one: parts may have been set apart
             module.training = True
         for attention in group.attentions:
             vars(attention).pop("posenc_keys", None)
+
+    try:
+        try:
+            set_attention(config, WATCHED)
+            root.eval()
+            with torch.no_grad():
+                ids, where = (torch.full((1, 1), n, device=words.device) for n in (token, position))
+                root(input_ids=ids, position_ids=where, use_cache=False)
+            return [attention.posenc_keys.float() for attention in group.attentions]
+        finally:
+            put_back()
+    finally:  # once more, for Ctrl-C in the midst of it
+        put_back()
