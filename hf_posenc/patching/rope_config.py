@@ -201,7 +201,8 @@ def rotary_edits(
         edits += entries_for_others(stack.config, parameters[""], rotations[""], reach.target)
     for site, module in zip(stack.rotaries, modules, strict=True):
         device = next(iter(site.module.buffers())).device
-        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed)))
+        # Ours stays in fp32 when the model is cast, and so cannot tell the family's own one that it was.
+        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed), beside=stack.weight))
     return edits
 
 
