@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ..errors import PosencError
 from ..families import Places, Stack, family_of, places
 from ..models import model_path
+from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
 from ..patching.measure import measure
 from ..patching.patch import refuse_existing
@@ -91,7 +92,7 @@ def patch_checkpoint(
     with staged(target) as folder:
         _copy_small_files(Path(origin), folder, own_length(where))
         copy_modules(Path(origin), folder, _length_given(asked, where))
-        where.model.config.save_pretrained(folder)
+        model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
     return describe(model)
 
@@ -159,7 +160,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
         if stack.table is not None and isinstance(stack.table.module, nn.Embedding):
             table = stack.table.module
             table.weight = nn.Parameter(torch.empty(table.weight.shape, dtype=dtype))
-    return model, places(model)
+    return model, places_to_patch(model)
 
 
 def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]:

@@ -8,9 +8,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import PosencError
-from ..families import Places, places
+from ..families import Places
 from ..families.places import grid_size
 from ..patching.checks import check_patch
+from ..patching.configs import places_to_patch
 from ..patching.edits import Entry, Journal, Swap
 from ..patching.measure import sizes
 from ..patching.plan import plan
@@ -22,7 +23,7 @@ from ..runtime.positions import SEAL
 
 def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
     """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
-    where = places(model)
+    where = places_to_patch(model)
     refuse_other_geometry(where, record)
     # A file keeps its keys in the order of the alphabet, the model its groups in their own.
     ordered = {g.name: record.geometries[g.name] for g in where.groups if g.name in record.geometries}
@@ -34,7 +35,7 @@ def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None
 
 def apply_record(model: PreTrainedModel, record: Record) -> None:
     """Patch an original model as a record says; raises if it is not the original that the record was made on."""
-    where = places(model)
+    where = places_to_patch(model)
     refuse_other_geometry(where, record)
     found = original_values(where, record.scheme)
     if record.original != found:
@@ -103,7 +104,7 @@ def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], j
             continue
         if edit.target is where.config:
             said = section
-        elif edit.target is where.model.config:
+        elif edit.target is where.model_config:
             said = raw
         else:
             continue

@@ -73,6 +73,7 @@ class Places:
     family: Family
     model: PreTrainedModel
     base: Any
+    model_config: Any
     config: Any
     """The config that speaks of positions: the model's own, or that of its text or vision part."""
     stacks: list[Stack]
@@ -81,6 +82,8 @@ class Places:
     has_rotary: bool
     has_table: bool
     has_bias: bool
+    own_configs: Any = None
+    """What gives the model configs of its own, where it is about to be patched: those above are these then."""
 
 
 def places(model: PreTrainedModel) -> Places:
@@ -106,6 +109,7 @@ def places(model: PreTrainedModel) -> Places:
         family=family,
         model=model,
         base=base,
+        model_config=model.config,
         config=stacks[0].config,
         stacks=stacks,
         groups=[group for stack in stacks for group in _groups(stack)],

@@ -94,7 +94,7 @@ def describe(model: Any) -> Description:
     group = _group(where, record)
     bias, tables = _bias(where, group, record), [table_words(stack) for stack in where.stacks]
     table = next((words for words in tables if words != "none"), "none")
-    kind = where.model.config.model_type if where.family.part else where.config.model_type
+    kind = where.model_config.model_type if where.family.part else where.config.model_type
     portability = _portability(where, record)
     return Description(
         model=f"{type(model).__name__} ({kind})",

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 
 from ..errors import PosencError, suggestion
-from ..families import places
 from ..runtime.renderings import RENDERINGS
 from ..schemes import Scheme, scheme_from
+from .configs import places_to_patch
 from .edits import Journal
 from .embedders import length_edit
 from .live import journal_of, links, patchable
@@ -48,7 +48,8 @@ def patch_model(
     What happens, in the order of the files:
 
     1. `schemes`: options are checked when the scheme object is made.
-    2. `families.places`: every place in the live model where positions enter is found, once.
+    2. `families.places`: every place in the live model where positions enter is found, once; and `configs` copies the
+       configs, which other models may share.
     3. `measure`: the model's geometry, the numbers that a scheme computes with.
     4. `plan`: the scheme's effect on that geometry as a journal of edits, site by site.
     5. `edits`: the journal is applied, all of it or nothing.
@@ -57,13 +58,14 @@ def patch_model(
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
     asked = scheme_from(scheme, {**lengths, **options})
     refuse_existing(existing)
-    before = journal_of(inner)
-    if before is not None:
-        before.undo()
+    before, journal = journal_of(inner), None
     try:
-        _planned_journal(model, inner, asked, existing, layer_types, before.final if before else None).apply()
-    except BaseException:
         if before is not None:
+            before.undo()
+        journal = _planned_journal(model, inner, asked, existing, layer_types, before.final if before else None)
+        journal.apply()
+    except BaseException:
+        if before is not None and not (journal is not None and journal.applied):
             before.apply()
         raise
     return model
@@ -77,7 +79,7 @@ def refuse_existing(existing: str | None) -> None:
 def _planned_journal(
     model: Any, inner: PreTrainedModel, scheme: Scheme, existing: str | None, layer_types: Any, lost: str | None
 ) -> Journal:
-    where = places(inner)
+    where = places_to_patch(inner)
     geometries = measure(where, scheme, existing, layer_types)
     journal = plan(where, scheme, geometries, lost=lost)
     if inner is not model:  # a SentenceTransformer, which cuts texts: at the new length, if it was told one
@@ -89,7 +91,10 @@ def _planned_journal(
 
 
 def unpatch_model(model: M) -> M:
-    """Give `model` its own positions back, to the last bit, and return it."""
+    """Give `model` its own positions back, to the last bit, and return it.
+
+    If it was moved or cast meanwhile, what comes back is moved and cast as well, as if it had never been away.
+    """
     journal = journal_of(patchable(model))
     if journal is None:
         raise PosencError("This model is not patched: there is nothing to undo. Its positions are its own.")

@@ -30,6 +30,7 @@ def plan(
 ) -> Journal:
     """All edits that the scheme means on this model. Nothing is changed yet.
 
+    0. The model has been given configs of its own to write in (`configs`).
     1. The scheme says what it contributes to each group of layers (`Scheme.effect_on`).
     2. The config is told how far positions reach, and which kinds of them there are (`sizes`).
     3. Each stack gets its table (`tables`), rotary modules (`rope_config`) and work in attention (`attention`).
@@ -47,7 +48,7 @@ def plan(
     reach = scheme.span(record.geometry)
     sealed = is_sealed(effects.values(), where.family)
     size = promised_size(where, first, reach)
-    edits: list[Edit] = size_edits(where, first, size)
+    edits: list[Edit] = [where.own_configs, *size_edits(where, first, size)]
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack and group.name in effects]
         if groups:
@@ -59,9 +60,9 @@ def plan(
             edits += attention_edits(stack, groups, effects, geometries)
             edits += own_temperature_edits(stack, [effects[group.name] for group in groups])
     if sealed:
-        edits += seal_edits(where.model, where.stacks[0].weight.weight)
+        edits += seal_edits(where)
         edits += stranger_edits(where)
-    edits.append(Swap(where.model.config, "posenc", record.to_dict()))
+    edits.append(Swap(where.model_config, "posenc", record.to_dict()))
     edits.append(Hook(where.model, before_state_dict, before="state dict"))
     journal = Journal(edits, final=LOST if loaded is not None and where.has_table else lost)
     edits.append(Swap(where.base, "posenc_journal", journal))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..compat.pytorch import Stored
+from ..families import Places
 from ..runtime.positions import SEAL
 from .edits import Swap
 
@@ -43,10 +44,9 @@ class Seal(Stored):
         state.setdefault(prefix + "weight", self.weight)
 
 
-def seal_edits(model: PreTrainedModel, like: Tensor) -> list[Swap]:
-    """Seals a model whose weights are like this one."""
-    marks = [Swap(model.config, name, copy.deepcopy(value)) for name, value in MARKS.items()]
-    return [*marks, Swap(model.base_model, NAME, Seal(like))]
+def seal_edits(where: Places) -> list[Swap]:
+    marks = [Swap(where.model_config, name, copy.deepcopy(value)) for name, value in MARKS.items()]
+    return [*marks, Swap(where.base, NAME, Seal(where.stacks[0].weight.weight))]
 
 
 def seal_faults(model: PreTrainedModel) -> list[str]:
