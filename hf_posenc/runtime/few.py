@@ -72,13 +72,16 @@ def _rotated(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
     shared = work.shared
     if shared.rotation is None:
         return work.query, work.key[:, :, here]
-    query = rotate(work.query, shared.angles(zone.query), shared.layout)
+    angles = shared.angles(zone.query)
     if zone.kept and work.read is not None:
-        return query, work.read[:, :, here]
-    if zone.still:
-        return query * shared.rotation.attention_scaling, work.key[:, :, here]
-    angles = shared.angles(zone.key[:, here])
-    return query, rotate(work.key[:, :, here], angles, shared.layout)
+        return rotate(work.query, angles, shared.layout), work.read[:, :, here]
+    if (
+        zone.still
+    ):  # nothing to rotate in the keys, and what they are scaled by, in the channels that rotate, is a number
+        cos, sin = (part * shared.rotation.attention_scaling for part in angles)
+        return rotate(work.query, (cos, sin), shared.layout), work.key[:, :, here]
+    keys = rotate(work.key[:, :, here], shared.angles(zone.key[:, here]), shared.layout)
+    return rotate(work.query, angles, shared.layout), keys
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
