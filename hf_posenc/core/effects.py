@@ -109,6 +109,8 @@ class Rotation:
     attention_scaling: float = 1.0
     rope_parameters: Mapping[str, Any] | None = None
     """The same rotation as `config.rope_parameters`, where transformers has a `rope_type` for it."""
+    read_by_layers: Mapping[str, Any] | None = None
+    """What is to be there as well for attention layers of some families, which read it by themselves."""
 
     follows_length: ClassVar[bool] = False
     """Whether the angles depend on how much a query can see, so that keys must be cached unrotated."""

@@ -53,7 +53,7 @@ def own_faults(where: Places) -> list[str]:
     faults = []
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]
-        faults += rotary_faults(stack, groups, {}, sealed=False)
+        faults += rotary_faults(stack, groups, {}, False, {})
     return faults
 
 
@@ -66,7 +66,7 @@ def patch_faults(where: Places, record: Record) -> list[str]:
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]
         patched = [group for group in groups if group.name in effects]
-        faults += rotary_faults(stack, groups, effects, sealed)
+        faults += rotary_faults(stack, groups, effects, sealed, record.original)
         faults += attention_faults(stack, patched, effects, record.geometries)
         faults += own_temperature_faults(stack, [effects[group.name] for group in patched])
         faults += table_faults(stack, first)

@@ -56,7 +56,7 @@ def plan(
             if stack.embeddings is not None or stack.table is not None or effect.table is not None:
                 edits += table_edits(stack, effect, geometry, size, reach.target, sealed, loaded is not None)
             if stack.rotaries:
-                edits += rotary_edits(stack, groups, effects, geometries, reach, sealed)
+                edits += rotary_edits(stack, groups, effects, geometries, reach, sealed, scheme.rescales)
             edits += attention_edits(stack, groups, effects, geometries)
             edits += own_temperature_edits(stack, [effects[group.name] for group in groups])
     if sealed:

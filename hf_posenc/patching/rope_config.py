@@ -18,6 +18,7 @@ from ..families.finding import RotarySite
 from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, hushed
 from ..schemes.frequencies import MSCALES, as_longrope
 from .edits import Edit, Swap
+from .layers import Changes, changes_between, layer_edits, layer_faults, told
 from .other_readers import entries_for_others
 from .own_temperature import tempered_parameters
 
@@ -34,6 +35,14 @@ SCALING_KEYS = (
     *("short_factor", "long_factor", *MSCALES, "low_freq_factor", "high_freq_factor"),
 )
 """The keys of `rope_parameters` that say how RoPE is scaled; the others say what it rotates."""
+SCALED = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+"""Scaled as far as any layer that reads it by itself could care."""
 MOVING = ("dynamic", "longrope")
 """transformers' own types of RoPE whose frequencies change with each call."""
 
@@ -114,11 +123,11 @@ def rotary_from(config: Any, own: Any) -> Any:
     return type(own)(**arguments)
 
 
-def rotary_with(rotations: Rotations, site: RotarySite) -> Any:
+def rotary_with(rotations: Rotations, site: RotarySite, stack: Stack) -> Any:
     """A copy of a family's rotary module that rotates layers of these types so, or not at all, whatever its config
-    says."""
+    says, which is that of the stack."""
     own = site.own
-    copied = copy.deepcopy(own, {id(own.config): own.config})
+    copied = copy.deepcopy(own, {id(stack.root.config): stack.config})
     for layer_type, rotation in rotations.items():
         live = live_frequencies(site, layer_type)
         values = torch.tensor(rotation.inv_freq) if rotation else torch.zeros(len(live))
@@ -182,21 +191,34 @@ def _apart_from(rope: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def rotary_edits(
-    stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry], reach: Span, sealed: bool
+    stack: Stack,
+    groups: list[Group],
+    effects: Effects,
+    geometries: Mapping[str, Geometry],
+    reach: Span,
+    sealed: bool,
+    rescales: bool,
 ) -> list[Edit]:
     """Rotary modules that rotate as the scheme means, and the rope parameters that say so: the same, to whoever loads
-    them. Where those cannot say it, a `rope_type` that nobody knows."""
+    them. Where those cannot say it, a `rope_type` that nobody knows.
+
+    Layers that read those parameters by themselves do as layers that are built from them. But where a scheme
+    `rescales` a RoPE that is scaled already, they stay as they are, and the parameters must say so.
+    """
     rotations = {group.layer_type: _fixed_rotation(effects[group.name]) for group in groups}
+    edits: list[Edit] = []
     if sealed:
+        _refuse_temperature(stack, rotations)
         parameters = sealed_parameters(stack, rotations)
-        modules = [rotary_with(rotations, site) for site in stack.rotaries]
+        modules = [rotary_with(rotations, site, stack) for site in stack.rotaries]
     else:
         ways = rope_parameters_for(stack, groups, effects, geometries, reach)
-        parameters, modules = _modules_from(stack, rotations, ways)
+        ropes = [geometries[group.name].rope or {} for group in groups]
+        extended = rescales and any(rope.get("rope_type", "default") != "default" for rope in ropes)
+        parameters, modules, changes = _modules_from(stack, rotations, ways, extended)
+        edits += layer_edits(stack, changes, config_with(stack.config, parameters))
     parameters = tempered_parameters(parameters, groups, effects)
-    edits: list[Edit] = [
-        Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))
-    ]
+    edits += [Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))]
     if not sealed and list(parameters) == [""]:
         edits += entries_for_others(stack.config, parameters[""], rotations[""], reach.target)
     for site, module in zip(stack.rotaries, modules, strict=True):
@@ -204,6 +226,29 @@ def rotary_edits(
         # Ours stays in fp32 when the model is cast, and so cannot tell the family's own one that it was.
         edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed), beside=stack.weight))
     return edits
+
+
+def _refuse_temperature(stack: Stack, rotations: Rotations) -> None:
+    """Raise where layers would read from a scheme's parameters what a sealed config does not tell them."""
+    meant = {t: r.rope_parameters for t, r in rotations.items() if r is not None and r.rope_parameters}
+    new = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), **rope} for t, rope in meant.items()}
+    if _with_temperature(stack, new, rotations) != new:
+        raise UnsupportedCell(
+            f"Attention of this {stack.config.model_type!r} model reads mscale_all_dim by itself, and this scheme is "
+            "none that its config can say. Leave mscale and mscale_all_dim out."
+        )
+
+
+def _with_temperature(stack: Stack, parameters: Parameters, rotations: Rotations) -> Parameters:
+    """Rope parameters with what a scheme was told of a temperature, where there are layers that read it."""
+    told = {t: r.read_by_layers for t, r in rotations.items() if r is not None and r.read_by_layers}
+    if not told:
+        return parameters
+    new = {t: {**rope, **told.get(t, {})} for t, rope in parameters.items()}
+    one, other = (config_with(stack.config, each) for each in (parameters, new))
+    if isinstance(one, str) or isinstance(other, str) or not changes_between(stack, one, other):
+        return parameters
+    return new
 
 
 def sealed_parameters(stack: Stack, layer_types: Iterable[str]) -> Parameters:
@@ -228,9 +273,11 @@ def rope_parameters_for(
 ) -> list[Parameters]:
     """Ways to say what the groups' rotations are in `rope_parameters`, the plainest first.
 
-    The last one, a factor for each pair, fits models that know no other type but `longrope`.
+    The last one, a factor for each pair, fits models that know no other type but `longrope`; and then all of them
+    with the temperature that the layers of a scaled model have noted.
     """
     ways: list[Parameters] = [{}, {}, {}]
+    tempered: list[Parameters] = [{}, {}, {}]
     for group in groups:
         rotation, geometry = _fixed_rotation(effects[group.name]), geometries[group.name]
         kept = unrelated_to_scaling(rope_of(stack.config, group.layer_type))
@@ -245,35 +292,59 @@ def rope_parameters_for(
             original = getattr(stack.config, "original_max_position_embeddings", None)  # which Phi's config insists on
             own = {"original_max_position_embeddings": original} if original else {}
             said.append({**as_longrope(geometry, pairs, scaling, reach), **own, **pinned_keys(kept)})
-        for way, parameters in zip(ways, said, strict=False):
+        for n, parameters in enumerate(said):
             if all(parameters.get(key, value) == value for key, value in pinned_keys(kept).items()):
-                way[group.layer_type] = {**kept, **parameters}
-    return [way for way in ways if len(way) == len(groups)]
+                ways[n][group.layer_type] = {**kept, **parameters}
+                noted = _temperature(geometry.rope or {})
+                if noted and not (rotation and rotation.read_by_layers):
+                    tempered[n][group.layer_type] = {**kept, **parameters, **noted}
+    return [way for way in (*ways, *tempered) if len(way) == len(groups)]
 
 
-def _modules_from(stack: Stack, rotations: Rotations, ways: list[Parameters]) -> tuple[Parameters, list[Any]]:
+def _temperature(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys from which layers have taken a temperature."""
+    return {key: rope[key] for key in ("mscale_all_dim", "factor")} if rope.get("mscale_all_dim") else {}
+
+
+def _modules_from(
+    stack: Stack, rotations: Rotations, ways: list[Parameters], extended: bool
+) -> tuple[Parameters, list[Any], Changes]:
     """The family's own rotary modules made from new parameters, as anyone who loads the config will make them; from
-    the first of these ways to say them that gives what is meant."""
+    the first of these ways to say them that gives what is meant. And what layers read from them."""
     reasons = []
-    for parameters in ways:
-        config = config_with(stack.config, parameters)
-        if isinstance(config, str):
-            reasons.append(config)
-            continue
+    for way in ways:
         try:
-            modules = [rotary_from(config, site.own) for site in stack.rotaries]
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            reasons.append(f"{type(error).__name__}: {error}")
-            continue
-        faults = [_misfit(site, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
-        if not any(faults):
-            for module in modules:
-                keep_frequencies(module, rotations)
-            return parameters, modules
-        reasons += filter(None, faults)
+            parameters = _with_temperature(stack, way, rotations)
+            return parameters, *_modules_of(stack, rotations, parameters, extended)
+        except UnsupportedCell as reason:
+            reasons.append(str(reason).rstrip("."))
     raise UnsupportedCell(
         f"This scheme cannot be said in the config of a {stack.config.model_type!r} model: {reasons[0]}."
     )
+
+
+def _modules_of(
+    stack: Stack, rotations: Rotations, parameters: Parameters, extended: bool
+) -> tuple[list[Any], Changes]:
+    """Rotary modules made from these parameters, which are checked to do what is meant."""
+    config = config_with(stack.config, parameters)
+    if isinstance(config, str):
+        raise UnsupportedCell(config)
+    try:
+        modules = [rotary_from(config, site.own) for site in stack.rotaries]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UnsupportedCell(f"{type(error).__name__}: {error}") from None
+    faults = [_misfit(site, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
+    if any(faults):
+        raise UnsupportedCell(next(filter(None, faults)))
+    changes = changes_between(stack, stack.config, config)
+    if changes and extended:
+        raise UnsupportedCell(
+            f"{told(changes)}, which is not what the scaling has that it extends; existing='replace' drops that first"
+        )
+    for module in modules:
+        keep_frequencies(module, rotations)
+    return modules, changes
 
 
 def _misfit(site: RotarySite, new: Any, rotations: Rotations) -> str:
@@ -295,9 +366,14 @@ def _misfit(site: RotarySite, new: Any, rotations: Rotations) -> str:
 # --- whether it is still done ----------------------------------------------------------------------------------------
 
 
-def rotary_faults(stack: Stack, groups: list[Group], effects: Effects, sealed: bool) -> list[str]:
-    """`groups`: all of the stack; `effects`: by group of layers that is patched, empty on a model that is not."""
-    faults: list[str] = []
+def rotary_faults(
+    stack: Stack, groups: list[Group], effects: Effects, sealed: bool, original: Mapping[str, Any]
+) -> list[str]:
+    """`groups`: all of the stack; `effects`: by group of layers that is patched, empty on a model that is not;
+    `original`: the values of the config that a patch replaced."""
+    if not stack.rotaries:
+        return []
+    faults = _layer_faults(stack, original.get("rope_parameters") if sealed else None)
     by_type = {group.layer_type: group for group in groups}
     for site in stack.rotaries:
         if effects and not isinstance(site.module, Rotary):
@@ -306,6 +382,20 @@ def rotary_faults(stack: Stack, groups: list[Group], effects: Effects, sealed: b
             group = by_type[layer_type]
             faults += _frequency_faults(group, site, effects.get(group.name), sealed)
     return list(dict.fromkeys(faults))
+
+
+def _layer_faults(stack: Stack, original: dict[str, Any] | None) -> list[str]:
+    """Layers that have not read the rope parameters of their config, or of the original where those are sealed."""
+    config = copy.deepcopy(stack.config)
+    if original is not None:
+        config.rope_parameters = copy.deepcopy(original)
+    types = sorted({t for site in stack.rotaries for t in site.buffers})
+    plain = {t: {**unrelated_to_scaling(rope_of(config, t)), "rope_type": "default"} for t in types}
+    scaled = {t: {**rope, **SCALED} for t, rope in plain.items()}
+    others = [copy.deepcopy(config), copy.deepcopy(config)]
+    for other, new in zip(others, (plain, scaled), strict=True):
+        other.rope_parameters = rope_parameters_with(config.rope_parameters, new)
+    return layer_faults(stack, config, others)
 
 
 def _frequency_faults(group: Group, site: RotarySite, effect: Effect | None, sealed: bool) -> list[str]:

@@ -47,15 +47,23 @@ class RescaledRope(RotaryScheme):
             parameters: dict[str, Any] | None = {"rope_theta": self.theta(geometry), **written}
         else:  # a RoPE that is scaled already
             parameters = as_longrope(geometry, scaled, attention * scaling, reach) if min(scaled) > 0 else None
-        return Effect(
-            rotation=Rotation(inv_freq=scaled, attention_scaling=attention * scaling, rope_parameters=parameters)
+        rotation = Rotation(
+            inv_freq=scaled,
+            attention_scaling=attention * scaling,
+            rope_parameters=parameters,
+            read_by_layers=self.temperature() or None,
         )
+        return Effect(rotation=rotation)
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         raise NotImplementedError
 
     def attention_factor_for(self, factor: float, length: int) -> float:
         return 1.0
+
+    def temperature(self) -> dict[str, Any]:
+        """What attention layers of some families read from `rope_parameters` by themselves."""
+        return {}
 
     def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
         """The map as `config.rope_parameters`, for a model whose RoPE is plain."""

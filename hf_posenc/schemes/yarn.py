@@ -52,6 +52,10 @@ class Yarn(RescaledRope):
             return float(self.attention_factor)
         return yarn_attention_factor(factor, self.mscale, self.mscale_all_dim)
 
+    def temperature(self) -> dict[str, Any]:
+        given = {"mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
+        return {key: float(value) for key, value in given.items() if value is not None}
+
     def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
         # All keys are written out: a reader with other defaults then still computes the same.
         attention = self.attention_factor_for(factor, length)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from shrink import CAUSAL, MASKED, POSITIONS, VOCAB, is_causal, tiny_model
+from shrink import CAUSAL, MASKED, PLAIN, POSITIONS, SCALED, VOCAB, is_causal, tiny_model
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
@@ -128,10 +128,21 @@ AttentionMaskInterface.register("reference_alibi", eager_mask)
 
 
 def judged(model_type: str) -> dict[str, str]:
-    """Each scheme with a verdict: 'config', 'weights' or 'sealed' where it works, 'refused: ...' or 'wrong: ...'."""
+    """Each scheme with a verdict: 'config', 'weights' or 'sealed' where it works, 'refused: ...' or 'wrong: ...'.
+
+    Where layers read `rope_parameters` by themselves, models are judged that were born with a scaled RoPE as well.
+    """
     torch.set_num_threads(1)
+    found = judged_with(model_type, None)
+    for rope in (PLAIN, SCALED) if "*" not in found and reads_rope(model_type) else ():
+        other = judged_with(model_type, rope)
+        found |= {k: f"wrong: with {rope}: {v}" for k, v in other.items() if v.startswith(("wrong", "cannot"))}
+    return found
+
+
+def judged_with(model_type: str, rope: dict[str, Any] | None) -> dict[str, str]:
     try:
-        model = tiny_model(model_type)
+        model = tiny_model(model_type, rope=rope)
         words = getattr(getattr(model.get_input_embeddings(), "weight", None), "shape", (VOCAB,))[0]
         ids = tokens(2, POSITIONS - 8, min(words, VOCAB))
         base = Baseline(model, ids, causal=causal(model, model_type, ids))
@@ -139,6 +150,20 @@ def judged(model_type: str) -> dict[str, str]:
         return {"*": f"cannot be built here: {type(error).__name__}: {str(error).splitlines()[0][:160]}"}
     asked = {**SCHEMES, **from_outside()}
     return {name: verdict(model, base, name, options) for name, options in asked.items()}
+
+
+def reads_rope(model_type: str) -> bool:
+    """Whether modules other than rotary ones note something else in a model that was born with a scaled RoPE."""
+    try:
+        plain, scaled = (noted(tiny_model(model_type, rope=rope)) for rope in (PLAIN, SCALED))
+    except Exception:  # it has no RoPE, or several
+        return False
+    return plain != scaled
+
+
+def noted(model: PreTrainedModel) -> dict[str, Any]:
+    parts = [(path, m) for path, m in model.named_modules() if not hasattr(m, "inv_freq")]
+    return {f"{path}.{k}": v for path, m in parts for k, v in vars(m).items() if isinstance(v, (int, float))}
 
 
 def causal(model: PreTrainedModel, model_type: str, ids: Tensor) -> bool:

@@ -173,13 +173,26 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     return _shrunk(CONFIG_MAPPING[model_type](**NEEDED.get(model_type, {})), is_causal(model_type))
 
 
-def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
-    """A tiny random model of a type, fp32 in eval mode; the same weights for the same seed."""
+PLAIN = {"rope_type": "default"}
+SCALED: dict[str, Any] = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": POSITIONS // 2}
+SCALED |= {"mscale": 1.0, "mscale_all_dim": 0.7}
+"""A RoPE that was scaled when the model was trained; with options that some attention layers read by themselves."""
+
+
+def tiny_model(model_type: str, seed: int = 0, rope: dict[str, Any] | None = None) -> PreTrainedModel:
+    """A tiny random model of a type, fp32 in eval mode; the same weights for the same seed.
+
+    `rope`: what its RoPE is like, besides its theta and the part of a head that rotates.
+    """
     model_class = class_of(model_type)
     config = tiny_config(model_type)
     if not isinstance(config, model_class.config_class):  # the head of a part, such as the text model of llama4
         parts = [part for part in vars(config).values() if isinstance(part, model_class.config_class)]
         config = parts[0]
+    if rope is not None:
+        text = config.get_text_config()
+        kept = ("rope_theta", "partial_rotary_factor", "mrope_section")
+        text.rope_parameters = {k: v for k, v in text.rope_parameters.items() if k in kept} | rope
     torch.manual_seed(seed)
     model = model_class(config).float().eval()
     with torch.no_grad():
