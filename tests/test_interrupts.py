@@ -29,21 +29,19 @@ def cohere():
 
 
 MODELS = {"cohere": cohere, **{kind: partial(tiny, kind) for kind in ("llama", "gpt2", "bert")}}
-MODELS |= {family: partial(tiny_images, family) for family in ("vit", "clip")}
+MODELS |= {family: partial(tiny_images, family) for family in ("vit",)}
 CASES = [
     ("llama", "yarn"),
     ("llama", "alibi"),
-    ("llama", "learned"),
     ("gpt2", "t5"),
     ("bert", "learned"),
     ("cohere", "dynamic_ntk"),
     ("vit", "axial_rope"),
-    ("clip", "fourier"),
 ]
 
 
 def given(kind, scheme):
-    return {} if kind in ("vit", "clip") else options(scheme)
+    return {} if kind == "vit" else options(scheme)
 
 
 class Stopped(BaseException):
@@ -80,7 +78,8 @@ def moments(run):
     with Interrupts() as seen:
         run()
     changing = [n for n, file in enumerate(seen.lines, 1) if file in EDITS]
-    return sorted({*changing[::5], *changing[-20:], *range(1, len(seen.lines), 89)})
+    lines = len(seen.lines)
+    return sorted({*changing[:: len(changing) // 14 + 1], *changing[-6:], *range(1, lines, lines // 8 + 1)})
 
 
 def output(model):
@@ -110,7 +109,7 @@ def test_patching_and_unpatching(kind, scheme):
             assert torch.equal(output(model), patched), n
             unpatch_model(model)
         fresh.assert_same(snapshot(model))
-    assert seen["not"] > 20 and seen["patched"] > 0, seen
+    assert seen["not"] > 8 and seen["patched"] > 0, seen
     patch_model(model, scheme, **given(kind, scheme))
     for n in moments(lambda: unpatch_model(model)):
         if not is_patched(model):
@@ -126,7 +125,7 @@ def test_patching_and_unpatching(kind, scheme):
     assert torch.equal(output(unpatch_model(model) if is_patched(model) else model), plain)
 
 
-@pytest.mark.parametrize(("kind", "first", "second"), [("llama", "alibi", "yarn"), ("gpt2", "learned", "rope")])
+@pytest.mark.parametrize(("kind", "first", "second"), [("gpt2", "learned", "rope")])
 def test_patching_anew(kind, first, second):
     model = MODELS[kind]()
     fresh, outputs = snapshot(model), {}

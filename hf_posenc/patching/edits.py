@@ -194,6 +194,10 @@ class Journal:
         if self.applied:
             self._exchange(False)
 
+    def forget(self) -> None:
+        """Let go of all that was put away, once it is undone for good: a cycle would keep it for a while."""
+        self.edits, self.state = [], None
+
     def _exchange(self, applied: bool) -> None:
         live = [edit.look() for edit in self.edits]
         coming = self._coming(live)

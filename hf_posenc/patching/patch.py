@@ -68,6 +68,8 @@ def patch_model(
         if before is not None and not (journal is not None and journal.applied):
             before.apply()
         raise
+    if before is not None:
+        before.forget()
     return model
 
 
@@ -101,6 +103,7 @@ def unpatch_model(model: M) -> M:
     if journal.final is not None:
         raise PosencError(f"The patch cannot be undone: {journal.final}.")
     journal.undo()
+    journal.forget()
     return model
 
 
