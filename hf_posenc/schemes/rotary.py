@@ -51,7 +51,7 @@ class RescaledRope(RotaryScheme):
             inv_freq=scaled,
             attention_scaling=attention * scaling,
             rope_parameters=parameters,
-            read_by_layers=self.temperature() or None,
+            read_by_layers=self.read_by_layers() or None,
         )
         return Effect(rotation=rotation)
 
@@ -61,7 +61,7 @@ class RescaledRope(RotaryScheme):
     def attention_factor_for(self, factor: float, length: int) -> float:
         return 1.0
 
-    def temperature(self) -> dict[str, Any]:
+    def read_by_layers(self) -> dict[str, Any]:
         """What attention layers of some families read from `rope_parameters` by themselves."""
         return {}
 

@@ -52,7 +52,7 @@ class Yarn(RescaledRope):
             return float(self.attention_factor)
         return yarn_attention_factor(factor, self.mscale, self.mscale_all_dim)
 
-    def temperature(self) -> dict[str, Any]:
+    def read_by_layers(self) -> dict[str, Any]:
         given = {"mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
         return {key: float(value) for key, value in given.items() if value is not None}
 
