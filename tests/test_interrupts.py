@@ -28,13 +28,12 @@ def cohere():
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-MODELS = {"cohere": cohere, **{kind: partial(tiny, kind) for kind in ("llama", "gpt2", "bert")}}
+MODELS = {"cohere": cohere, **{kind: partial(tiny, kind) for kind in ("llama", "gpt2")}}
 MODELS |= {family: partial(tiny_images, family) for family in ("vit",)}
 CASES = [
     ("llama", "yarn"),
     ("llama", "alibi"),
     ("gpt2", "t5"),
-    ("bert", "learned"),
     ("cohere", "dynamic_ntk"),
     ("vit", "axial_rope"),
 ]
@@ -79,7 +78,7 @@ def moments(run):
         run()
     changing = [n for n, file in enumerate(seen.lines, 1) if file in EDITS]
     lines = len(seen.lines)
-    return sorted({*changing[:: len(changing) // 14 + 1], *changing[-6:], *range(1, lines, lines // 8 + 1)})
+    return sorted({*changing[:: len(changing) // 10 + 1], *changing[-5:], *range(1, lines, lines // 6 + 1)})
 
 
 def output(model):
@@ -109,7 +108,7 @@ def test_patching_and_unpatching(kind, scheme):
             assert torch.equal(output(model), patched), n
             unpatch_model(model)
         fresh.assert_same(snapshot(model))
-    assert seen["not"] > 8 and seen["patched"] > 0, seen
+    assert seen["not"] > 5 and seen["patched"] > 0, seen
     patch_model(model, scheme, **given(kind, scheme))
     for n in moments(lambda: unpatch_model(model)):
         if not is_patched(model):
