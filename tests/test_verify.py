@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from test_gguf import model_of
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -40,6 +41,7 @@ def saved(tmp_path_factory):
         save(patch_model(load("tiny"), scheme, **options), root / grade)
         tokenizer = AutoTokenizer.from_pretrained(model_path("tiny"), model_max_length=512)
         tokenizer.save_pretrained(root / grade)
+    save(patch_model(model_of("gpt2"), "learned", factor=4.0), root / "weights")
     model = load(root / "config").float()
     write_gguf(model, read_vocabulary(root / "config", model.config.vocab_size), root / "config.gguf", "f32")
     return root
@@ -111,6 +113,12 @@ def lose_tensor(folder):
     )
 
 
+def cut_table(folder):
+    weights = load_file(folder / "model.safetensors")
+    cut = {key: value[:100].clone() if key.endswith("wpe.weight") else value for key, value in weights.items()}
+    save_file(cut, folder / "model.safetensors", {"format": "pt"})
+
+
 DAMAGE = {
     "the record": ("sealed", lambda f: edit(f, lambda raw: raw.pop("posenc"))),
     "the marks": ("sealed", lambda f: edit(f, lambda raw: raw.pop("attn_implementation"))),
@@ -121,6 +129,8 @@ DAMAGE = {
         ),
     ),
     "the seal in the weights": ("sealed", lose_tensor),
+    "rows of a table": ("weights", cut_table),
+    "the length of a table": ("weights", lambda f: edit(f, lambda raw: raw.update(n_positions=1024))),
     "a factor": ("config", lambda f: edit(f, lambda raw: raw["rope_parameters"].update(factor=8.0))),
     "a length": ("config", lambda f: edit(f, lambda raw: raw.update(max_position_embeddings=4096))),
     "an option": ("config", lambda f: edit(f, lambda raw: raw["posenc"]["options"].update(factor=8.0))),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.files import ADAPTER, CONFIG, read_json
+from ..checkpoints.files import CONFIG, read_json
 from ..checkpoints.on_disk import model_of_config
 from ..engines.table import ANY, RUNTIMES, VERDICTS, Entry, entries, look_up
 from ..errors import PosencError, UnsupportedCell, suggestion
@@ -20,6 +20,7 @@ from ..families import places
 from ..models import model_path
 from ..patching.describe import Description, cell_of, describe
 from ..patching.grades import SEALED
+from ..patching.sidecar import ADAPTER
 from .doctor.findings import WRONG
 from .gguf.header import read_header
 
