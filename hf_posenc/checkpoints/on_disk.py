@@ -20,6 +20,7 @@ from ..models import model_path
 from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
 from ..patching.measure import measure
+from ..patching.old_terms import old_terms
 from ..patching.patch import refuse_existing
 from ..patching.plan import plan
 from ..patching.records import Record
@@ -128,9 +129,11 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
 
 def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
     """The model of a config.json, patched as that says: with frequencies and tables, without weights."""
-    model, _ = _skeleton(raw)
+    model, skeleton = _skeleton(raw)
     if "posenc" in raw:
         restore(model, Record.from_dict(raw["posenc"]), raw)
+    elif (scheme := old_terms(raw)) is not None:
+        plan(skeleton, scheme, measure(skeleton, scheme, None)).apply()
     return model
 
 

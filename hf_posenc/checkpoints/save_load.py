@@ -34,6 +34,7 @@ from .files import CONFIG, HUB, INDEX, WEIGHTS, find, read_json
 from .given import values_of
 from .hub import offline
 from .portable import write_portable
+from .relative_keys import VECTORS, is_old, with_relative_keys
 from .restore import restore
 from .staging import cut_off, refuse_target, staged
 
@@ -128,7 +129,8 @@ def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kw
             raise PosencError(
                 f"{file} is sealed and has lost its 'posenc' record: how it knew positions is not known."
             )
-        return _loaded(where, model_class_of(raw, model_class), raw, kwargs)
+        model = _loaded(where, model_class_of(raw, model_class), raw, kwargs)
+        return with_relative_keys(model, raw, weight_files(where, hub), where) if is_old(raw) else model
     return _load_patched(where, raw, model_class, hub, kwargs)
 
 
@@ -189,7 +191,8 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
     lost = [key for key in missing if "pooler" not in key and (same_class or key.startswith(prefix))]
     if lost:
         raise PosencError(f"{where} lacks {len(lost)} weights ({', '.join(lost[:5])}): the checkpoint is not whole.")
-    left = sorted(k for k in report.get("unexpected_keys", ()) if "posenc_" not in k)
+    ours = ("posenc_", VECTORS) if is_old(raw) else ("posenc_",)
+    left = sorted(k for k in report.get("unexpected_keys", ()) if not any(part in k for part in ours))
     if missing or left:
         warnings.warn(
             f"{type(model).__name__} was loaded with {len(missing)} weights newly made ({', '.join(missing[:5])}) and "

@@ -11,6 +11,7 @@ from ..families import Places, places
 from .attention import attention_faults
 from .grades import is_sealed
 from .live import bare, journal_of, record_of
+from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
 from .records import Record
 from .rope_config import rotary_faults
@@ -51,6 +52,11 @@ def _refuse(faults: list[str]) -> None:
 def own_faults(where: Places) -> list[str]:
     """Where a model that is not patched does not do what its config says."""
     faults = []
+    if old_terms(where.config.to_dict()) is not None:
+        faults.append(
+            "the config asks for relative keys (position_embedding_type), which transformers has dropped since its "
+            "version 5; load the checkpoint with hf_posenc.load"
+        )
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]
         faults += rotary_faults(stack, groups, {}, False, {})

@@ -1,0 +1,46 @@
+"""BERT's relative keys, which transformers 5 has dropped: a config that asks for them is built without a word.
+
+Up to transformers 4 `position_embedding_type` could be `relative_key` (Shaw's terms) or `relative_key_query` (the same
+vectors against keys as well); such a model added no vectors of positions to its input.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..errors import UntrainedWarning
+from ..schemes import Shaw
+from .live import journal_of
+from .patch import patch_model
+
+KEY = "position_embedding_type"
+KINDS = {"relative_key": False, "relative_key_query": True}
+"""Whether keys meet the vectors too."""
+MODEL_TYPES = (
+    *("bert", "albert", "electra", "ernie", "megatron-bert", "roc_bert"),
+    *("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl"),
+)
+FINAL = "this model's own positions are its relative keys, which plain transformers cannot run any more"
+
+
+def old_terms(said: Mapping[str, Any]) -> Shaw | None:
+    """The scheme that a config of transformers 4 asks for, where transformers 5 would pass over it."""
+    if said.get(KEY) not in KINDS or said.get("model_type") not in MODEL_TYPES or "posenc" in said:
+        return None
+    most = said.get("max_position_embeddings", 512) - 1
+    return Shaw(max_distance=most, relative_queries=KINDS[said[KEY]])
+
+
+def with_old_terms(model: PreTrainedModel, scheme: Shaw) -> PreTrainedModel:
+    """The model with room for them, as its own positions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntrainedWarning)
+        patch_model(model, scheme)
+    journal = journal_of(model)
+    assert journal is not None
+    journal.final = FINAL
+    return model
