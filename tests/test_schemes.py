@@ -471,3 +471,9 @@ def test_parameters_of_a_table_are_marked(monkeypatch):
         patch_model(model, made())
     check_model(model)
     patch_model(tiny("llama"), made())  # where its place tells it
+
+
+def test_a_pattern_that_would_be_drawn_for_ever_is_refused():
+    assert SCHEMES["sparse"](random_blocks=1024).random_blocks == 1024
+    with pytest.raises(PosencError, match="more than 1024"):
+        SCHEMES["sparse"](random_blocks=10**15)

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from ..core.effects import Geometry
 from ..core.patterns import Banded, Pattern, Scattered
+from ..errors import PosencError
 from .base import register_scheme
 from .pattern import VisibleScheme
+
+MOST_DRAWN = 1024
+"""Random blocks for one block of queries; BigBird draws 3."""
 
 
 @register_scheme
@@ -56,6 +60,11 @@ class Sparse(VisibleScheme):
         self._check_seed("seed")
         self._check_seed("global_tokens")
         self._check_seed("random_blocks")
+        if self.random_blocks > MOST_DRAWN:
+            raise PosencError(
+                f"random_blocks={self.random_blocks} is more than {MOST_DRAWN}: each is drawn in every pass. "
+                "Give fewer, or a larger block=."
+            )
 
     def pattern(self, geometry: Geometry) -> Pattern:
         return Scattered(
