@@ -322,11 +322,12 @@ def test_ministrals_own_keys_travel_by_config(tmp_path):
     assert torch.equal(logits(load(tmp_path / "saved"), ids), logits(model, ids))
 
 
-def llama4(**kwargs):
+def llama4(no_rope_layers=(1, 0), **kwargs):
     config = Llama4TextConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=32, intermediate_size_mlp=32, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_local_experts=2, max_position_embeddings=LENGTH,
-        no_rope_layers=[1, 0], floor_scale=L, attn_scale=0.7, pad_token_id=0, initializer_range=0.3, **kwargs,
+        no_rope_layers=list(no_rope_layers), floor_scale=L, attn_scale=0.7, pad_token_id=0, initializer_range=0.3,
+        **kwargs,
     )  # fmt: skip
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).eval()

@@ -19,6 +19,7 @@ from ..families import Places, Stack, family_of, places
 from ..models import model_path
 from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
+from ..patching.layer_plans import asked_from, divided, resolved
 from ..patching.measure import measure
 from ..patching.old_terms import old_terms
 from ..patching.patch import refuse_existing
@@ -28,7 +29,7 @@ from ..patching.rope_config import rotary_from
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import own_length
 from ..patching.untrained import warn_untrained
-from ..schemes import Scheme, scheme_from
+from ..schemes import Scheme
 from .adapters import adapter_record
 from .embedders import copy_modules
 from .files import CONFIG, INDEX, WEIGHTS, find, read_json
@@ -54,7 +55,7 @@ def patch_checkpoint(
     in memory, and the rest is copied file by file. Tokenizer files come along with their length updated. `overwrite`
     lets the copy take the place of a checkpoint in `target`, but never of `source`.
     """
-    asked = scheme_from(scheme, options)
+    wanted = asked_from(scheme, options)
     refuse_existing(existing)
     origin = model_path(source)
     if not os.path.isdir(origin):
@@ -83,6 +84,8 @@ def patch_checkpoint(
     for stack, key in keys:
         with safe_open(files[key], framework="pt") as stored:
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
+    asked = resolved(wanted, where)
+    where = divided(where, asked)
     journal = plan(where, asked, measure(where, asked, existing, layer_types))
     warn_untrained(asked, where.family, where.config.model_type, stacklevel=3)
     journal.apply()
@@ -122,6 +125,7 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     if record is None or "posenc" in raw:
         return describe(model_of_config(raw)), settings
     model, skeleton = _skeleton(raw)
+    skeleton = divided(skeleton, record.scheme)
     refuse_other_geometry(skeleton, record)
     plan(skeleton, record.scheme, record.geometries).apply()
     return describe(model), settings

@@ -10,7 +10,7 @@ from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..evaluation.measures.text_files import read_texts
 from ..evaluation.runs.outputs import refuse_outputs
-from .known import DTYPES, PROTOCOLS, TASKS, check, scheme_names
+from .known import DTYPES, PLANS, PROTOCOLS, TASKS, check, scheme_names
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,5 @@ def refuse_unknown_schemes(schemes: str) -> None:
     """Options of a scheme are checked by the scheme itself, which takes seconds to import."""
     for part in filter(None, (piece.strip() for piece in schemes.split(","))):
         name, _, _ = part.partition(":")
-        if "=" not in name:
-            check("scheme", name, (*scheme_names(), "chunked"))
+        if "=" not in name and ": " not in part:  # which is a plan, written out
+            check("scheme", name, (*scheme_names(), *PLANS, "chunked"))

@@ -27,6 +27,7 @@ VERIFIERS = ("llama.cpp", "transformers")
 SERVERS = ("vllm", "sglang", "llama.cpp", "ollama", "tgi", "trl")
 """A test holds all of these against what they name."""
 EXISTING = ("extend", "replace")
+PLANS = ("swan", "rnope_swa", "irope")
 DECLARED = re.compile(r'^    name(?:: [^=]+)? = "(\w+)"$', re.MULTILINE)
 PLUGINS = "hf_posenc.schemes"
 """The entry points through which other packages bring schemes."""

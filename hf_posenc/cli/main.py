@@ -20,7 +20,7 @@ from .bench import bench
 from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
-from .known import EXISTING, check, scheme_names
+from .known import EXISTING, PLANS, check, scheme_names
 from .serve_args import serve_args
 from .serving import doctor, export, verify
 from .training import ANY_WORDS, show_recipes, train
@@ -84,12 +84,15 @@ def patch(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder of a checkpoint, or `tiny`.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder to write.")],
     scheme: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="One of `hf-posenc schemes`.",
             autocompletion=lambda incomplete: [n for n in scheme_names() if n.startswith(incomplete)],
         ),
-    ],
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="Or a scheme for each group of layers: 'every 4th: none; rest: yarn', or swan.")
+    ] = None,
     target_length: Annotated[str | None, typer.Option(help="Tokens to reach: 32768 or 32k.")] = None,
     factor: Annotated[float | None, typer.Option(help="Or how many times the trained length.")] = None,
     trained_length: Annotated[str | None, typer.Option(help="If the config is wrong about it.")] = None,
@@ -105,8 +108,14 @@ def patch(
     \b
     hf-posenc patch my-llama my-long-llama --scheme yarn --target-length 32k
     hf-posenc patch my-llama my-long-llama --scheme yarn --factor 4 --option beta_fast=16
+    hf-posenc patch my-llama my-swan --plan 'every 4th: none temperature=log; rest: window window=4096'
     """
-    check("scheme", scheme, scheme_names())
+    if (scheme is None) == (plan is None):
+        raise PosencError("Give --scheme, or --plan for a scheme for each group of layers; one of the two.")
+    if scheme is not None:
+        check("scheme", scheme, scheme_names())
+    elif ":" not in str(plan):
+        check("plan", str(plan), PLANS)
     if existing is not None:
         check("way with an existing scaling", existing, EXISTING)
     lengths = {
@@ -117,7 +126,7 @@ def patch(
     options = {**lengths, "temperature": temperature, **parsed_options(option or [])}
     from ..checkpoints.on_disk import patch_checkpoint
 
-    print(patch_checkpoint(source, target, scheme, existing=existing, overwrite=overwrite, **options))
+    print(patch_checkpoint(source, target, scheme or str(plan), existing=existing, overwrite=overwrite, **options))
 
 
 def describe(

@@ -205,6 +205,8 @@ class Effect:
     """Whether keys that can never be seen again leave the cache."""
     temperature: Temperature | None = None
     """What queries are multiplied by inside attention; None for nothing."""
+    apart: bool = False
+    """Whether it is for some layers of those that share angles, beside others (a plan)."""
     own_temperature: float | None = None
     """What becomes of a temperature that the model's own code applies: it stays as it is (None), is taken away (0), or
     has another beta."""

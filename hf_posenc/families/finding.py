@@ -99,6 +99,8 @@ def parts_of(root: nn.Module, kind: str) -> Parts:
         own: Any = module.inner if getattr(cls, "wraps_rotary", False) else module
         config = getattr(own, "config", None)
         config_kind = getattr(config, "model_type", None)
+        if getattr(cls, "of_plan", False):
+            wrapped |= {id(module), id(own)}
         if isinstance(module, nn.ModuleList):
             found.lists.append(module)
         if rotates(module):

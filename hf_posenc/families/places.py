@@ -64,6 +64,8 @@ class Group:
     attentions: list[Any]
     inv_freq: Tensor | None
     """The frequencies that were live when the places were found; None on stacks without RoPE."""
+    suffix: str = ""
+    """Of the names of its modules, where a plan has divided the layers that share angles."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ KERNELS = ("sdpa", "eager")
 
 def works_inside(effect: Effect, stack: Stack) -> bool:
     """Whether attention layers must do what they do not do by themselves, or leave what they do."""
-    added = effect.bias is not None or effect.pattern is not None or effect.temperature is not None
+    added = effect.bias is not None or effect.pattern is not None or effect.temperature is not None or effect.apart
     return added or rotates_inside(effect, stack) or bool(stack.family.bias and stack.attentions)
 
 
@@ -92,7 +92,7 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
     edits: list[Edit] = []
     linked: set[int] = set()
     for group in groups:
-        suffix = f"_{group.layer_type}" if len(groups) > 1 else ""
+        suffix = group.suffix or (f"_{group.layer_type}" if len(groups) > 1 else "")
         layers = rotated_layers(group, geometries[group.name])
         if not layers:
             raise UnsupportedCell(
@@ -100,8 +100,9 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
                 f"the kind {group.layer_type!r} that its rope parameters name."
             )
         edits += _shared_edits(stack, effects[group.name], geometries[group.name], suffix)
+        turned = group.layer_type if group.suffix and stack.rotaries else None
         for index, attention in enumerate(layers):
-            link = Link(stack.root, suffix, attention, index, stack.family.table)
+            link = Link(stack.root, suffix, attention, index, stack.family.table, turned)
             edits += [Swap(attention, "posenc_link", link), Hook(attention, before_attention)]
             linked.add(id(attention))
     others = [a for a in (*stack.attentions, *stack.crosses) if id(a) not in linked]
@@ -212,6 +213,8 @@ def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]
     if faults:
         return faults
     link = layers[0].posenc_link
+    if group.suffix and any(layer.posenc_link.suffix != group.suffix for layer in layers):
+        return [f"some of the layers {group.name!r} belong to another part of the plan"]
     shared, bias = getattr(link.root, "posenc" + link.suffix, None), link.bias
     if shared is None:
         return ["the base model has lost its 'posenc' module"]

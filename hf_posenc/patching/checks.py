@@ -10,6 +10,7 @@ from ..errors import PosencError
 from ..families import Places, places
 from .attention import attention_faults
 from .grades import is_sealed
+from .layer_plans import divided, planned_rotary_faults
 from .live import bare, journal_of, record_of
 from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
@@ -65,6 +66,7 @@ def own_faults(where: Places) -> list[str]:
 
 def patch_faults(where: Places, record: Record) -> list[str]:
     """Where a patched model does not do what its record says, site by site."""
+    where = divided(where, record.scheme)
     effects, reach = record.effects(), record.scheme.span(record.geometry)
     first = next(iter(effects.values()))
     sealed = is_sealed(effects.values(), where.family)
@@ -72,7 +74,10 @@ def patch_faults(where: Places, record: Record) -> list[str]:
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]
         patched = [group for group in groups if group.name in effects]
-        faults += rotary_faults(stack, groups, effects, sealed, record.original)
+        if not record.scheme.apart:
+            faults += rotary_faults(stack, groups, effects, sealed, record.original)
+        elif stack.rotaries:
+            faults += planned_rotary_faults(stack, patched, effects)
         faults += attention_faults(stack, patched, effects, record.geometries)
         faults += own_temperature_faults(stack, [effects[group.name] for group in patched])
         faults += table_faults(stack, first)

@@ -18,6 +18,7 @@ from ..runtime.rotary import SEALED, STILL
 from ..schemes.temperature import NoTemperature
 from .grades import MEANING, grade
 from .grades import SEALED as SEALED_GRADE
+from .layer_plans import divided, told
 from .live import bare, links, record_of
 from .measure import groups_of_types
 from .own_temperature import own_temperature
@@ -35,6 +36,8 @@ class Description:
     scheme: str
     options: dict[str, Any]
 
+    plan: dict[str, str] | None = None
+    """What each group of layers does, where a plan gave them schemes of their own."""
     layers: str | None = None
     """Which of them, where a model has layers of several types."""
     trained_length: int | None = None
@@ -83,6 +86,8 @@ class Description:
             if value is None or value in ({}, ""):
                 continue
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
+            if name == "plan":
+                text = ("\n" + " " * 22).join(f"{layers}: {does}" for layers, does in value.items())
             lines.append(f"{name:<22}{text}")
         return "\n".join(lines)
 
@@ -91,6 +96,7 @@ def describe(model: Any) -> Description:
     """Tell how the live model knows positions. Frequencies and scales are read from its modules."""
     model = bare(model)
     where, record = places(model), record_of(model)
+    where = where if record is None else divided(where, record.scheme)
     group = _group(where, record)
     bias, tables = _bias(where, group, record), [table_words(stack) for stack in where.stacks]
     table = next((words for words in tables if words != "none"), "none")
@@ -99,7 +105,8 @@ def describe(model: Any) -> Description:
     return Description(
         model=f"{type(model).__name__} ({kind})",
         scheme=record.scheme.name if record else f"{own_positions(where, table, bias)} (the model's own)",
-        options=record.scheme.options() if record else {},
+        options=record.scheme.options() if record and not record.scheme.apart else {},
+        plan=told(record.scheme, where) if record else None,
         kernel=attention_of(where.config),
         table=table,
         bias=bias,
@@ -139,10 +146,10 @@ def _temperature(group: Group, record: Record | None) -> str | None:
     found = next((link.temperature for _, link in links(group.attentions) if link.temperature is not None), None)
     if found is not None:
         return str(found)
-    asked = None if record is None else record.scheme.temperature
+    asked = None if record is None else record.scheme.part(group.name).temperature
     effect = None if asked is None or record is None else record.effects()[group.name]
     if effect is not None and not effect.own_temperature and not isinstance(asked, NoTemperature):
-        return f"{record.scheme.options()['temperature']}, as a part of the attention scaling"  # type: ignore[union-attr]
+        return f"{record.scheme.part(group.name).options()['temperature']}, as a part of the attention scaling"  # type: ignore[union-attr]
     return own_temperature(group.stack)
 
 
@@ -227,6 +234,10 @@ def live_rotation(group: Group) -> tuple[Tensor, float]:
     for _, link in links(group.attentions):
         if link.shared.rotation is not None:
             return link.shared.inv_freq.float().cpu(), link.shared.rotation.attention_scaling
+    planned = getattr(group.stack.root, "posenc_rotary" + group.suffix, None) if group.suffix else None
+    if planned is not None:
+        buffer = group.stack.rotaries[0].buffers[group.layer_type]
+        return getattr(planned.inner, buffer).float().cpu(), scaling_of(planned.inner, group.layer_type)
     if group.inv_freq is not None:
         return group.inv_freq.float().cpu(), scaling_of(group.stack.rotaries[0].own, group.layer_type)
     return torch.zeros(0), 1.0

@@ -29,7 +29,7 @@ def is_sealed(effects: Iterable[Effect], family: Family) -> bool:
         rotation = effect.rotation
         nameless = rotation is not None and (rotation.rope_parameters is None or not family.rotary)
         inside = effect.bias is not None or effect.pattern is not None or effect.temperature is not None
-        if nameless or inside or not holds_table(family, effect):
+        if nameless or inside or effect.apart or not holds_table(family, effect):
             return True
     return family.bias is not None
 

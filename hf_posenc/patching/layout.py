@@ -63,6 +63,8 @@ def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
             if torch.allclose(rotate(one, angles, name), other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
         ]
         layouts.add(fitting[0] if fitting else None)
+    if still and not layouts:  # none of them rotates
+        return HALVES, tuple(still)
     if len(layouts) != 1 or None in layouts:
         raise UnsupportedCell(
             f"This scheme rotates keys by itself, and how this {kind!r} model rotates them is none of the ways "

@@ -11,6 +11,7 @@ from ..errors import PosencError, UnsupportedModel, suggestion
 from ..families import Group, Places
 from ..runtime.positions import HALVES
 from ..schemes import Scheme
+from ..schemes.plans import Plan
 from .layout import KNOWN, watched_layout
 from .records import Geometries
 from .rope_config import own_rope
@@ -26,6 +27,11 @@ def measure(
     where: Places, scheme: Scheme, existing: str | None, layer_types: Sequence[str] | str | None = None
 ) -> Geometries:
     """The geometries that a scheme starts from, with the user's corrections, for the layers that it is meant for."""
+    if isinstance(scheme, Plan):
+        if layer_types is not None:
+            raise PosencError("A plan says itself which layers are meant: leave layer_types out.")
+        planned = [group for group in where.groups if group.suffix]
+        return {group.name: _geometry(where, group, scheme.part(group.name), existing, True) for group in planned}
     if len(where.family.axes) > 1:
         _refuse_lengths(where, {**{n: getattr(scheme, n) for n in LENGTHS}, "existing": existing}, layer_types)
     if scheme.adds_to_input and layer_types not in (None, "all"):
@@ -67,7 +73,7 @@ def groups_of_types(where: Places, layer_types: Sequence[str] | str | None) -> l
     return [group for group in where.groups if group.layer_type in wanted]
 
 
-def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None) -> Geometry:
+def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None, planned: bool = False) -> Geometry:
     config, rope, layout = where.config, None, HALVES
     unturned: tuple[int, ...] = ()
     trained = own_length(where)
@@ -78,7 +84,7 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None)
         rope = own_rope(group)
         if rope["rope_type"] != "default" and scheme.rescales:
             rope, trained = _on_scaled(rope, trained, existing, scheme)
-        if scheme.follows:
+        if scheme.follows or (planned and scheme.name != "none"):
             layout, unturned = watched_layout(group)
     length = scheme.trained_length or trained
     if length is None:
@@ -98,7 +104,7 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None)
         layout=layout,
         unturned=unturned,
         grid=group.stack.grid,
-        whole=whole and scheme.temperature is not None,
+        whole=whole and scheme.temperature is not None and not planned,
     )
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
 from ..errors import PosencError, suggestion
 from ..runtime.renderings import RENDERINGS
-from ..schemes import Scheme, scheme_from
+from ..schemes import Scheme
 from .configs import places_to_patch
 from .edits import Journal
 from .embedders import length_edit
+from .layer_plans import Asked, asked_from, divided, resolved
 from .live import journal_of, links, patchable
 from .measure import measure
 from .plan import plan
@@ -24,7 +25,7 @@ EXISTING = ("extend", "replace")
 
 def patch_model(
     model: M,
-    scheme: str | Scheme,
+    scheme: str | Scheme | Mapping[Any, Any] | Sequence[Any],
     *,
     target_length: int | None = None,
     factor: float | None = None,
@@ -35,7 +36,9 @@ def patch_model(
 ) -> M:
     """Replace, in place, how `model` (or the model inside a SentenceTransformer) knows positions, and return it.
 
-    `scheme` is a name (see `hf-posenc schemes`) or a scheme object; `options` are those of the scheme. One of
+    `scheme` is a name (see `hf-posenc schemes`) or a scheme object; `options` are those of the scheme. Or it is a
+    plan, groups of layers with a scheme each: `{"every 4th": "none", "rest": ("window", {"window": 4096})}`, or the
+    name of one; layers that it leaves out keep the model's own positions. One of
     `target_length` and `factor` says how far to reach; `trained_length` corrects a config that is wrong about it.
     A RoPE that is scaled already is extended from where it stands (`existing="extend"`, the default, with a warning
     unless given) or dropped for the plain RoPE below it (`existing="replace"`). Where a model keeps RoPE parameters
@@ -56,7 +59,7 @@ def patch_model(
     """
     inner = patchable(model)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
-    asked = scheme_from(scheme, {**lengths, **options})
+    asked = asked_from(scheme, {**lengths, **options})
     refuse_existing(existing)
     before, journal = journal_of(inner), None
     try:
@@ -79,9 +82,11 @@ def refuse_existing(existing: str | None) -> None:
 
 
 def _planned_journal(
-    model: Any, inner: PreTrainedModel, scheme: Scheme, existing: str | None, layer_types: Any, lost: str | None
+    model: Any, inner: PreTrainedModel, asked: Asked, existing: str | None, layer_types: Any, lost: str | None
 ) -> Journal:
     where = places_to_patch(inner)
+    scheme = resolved(asked, where)
+    where = divided(where, scheme)
     geometries = measure(where, scheme, existing, layer_types)
     journal = plan(where, scheme, geometries, lost=lost)
     if inner is not model:  # a SentenceTransformer, which cuts texts: at the new length, if it was told one

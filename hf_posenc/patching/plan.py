@@ -11,6 +11,7 @@ from ..schemes import Scheme
 from .attention import attention_edits, stranger_edits
 from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed
+from .layer_plans import planned_rotary_edits, refuse_unlike
 from .own_temperature import own_temperature_edits
 from .records import Geometries, Record, family_from_outside, original_values
 from .rope_config import rotary_edits
@@ -55,7 +56,11 @@ def plan(
             effect, geometry = effects[groups[0].name], geometries[groups[0].name]
             if stack.embeddings is not None or stack.table is not None or effect.table is not None:
                 edits += table_edits(stack, effect, geometry, size, reach.target, sealed, loaded is not None)
-            if stack.rotaries:
+            if scheme.apart:
+                refuse_unlike(where, groups, effects, geometries)
+            if stack.rotaries and scheme.apart:
+                edits += planned_rotary_edits(stack, groups, effects)
+            elif stack.rotaries:
                 edits += rotary_edits(stack, groups, effects, geometries, reach, sealed, scheme.rescales)
             edits += attention_edits(stack, groups, effects, geometries)
             edits += own_temperature_edits(stack, [effects[group.name] for group in groups])

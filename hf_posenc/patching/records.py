@@ -15,6 +15,7 @@ from ..runtime.positions import LAYOUTS
 from ..schemes import SCHEMES, Scheme
 from ..schemes.checked import finite
 from ..schemes.frequencies import PRESENT, present_frequencies
+from ..schemes.plans import PLAN, Plan
 from .own_temperature import TUNING, switches
 
 Geometries = dict[str, Geometry]
@@ -22,6 +23,8 @@ Geometries = dict[str, Geometry]
 FORMAT = 2
 """From 2 on the weights of what is sealed hold a seal (`seal.py`)."""
 KEYS = ("format", "scheme", "options", "geometry", "original")
+PLANNED = 3
+"""Of records of plans, which earlier versions do not know."""
 REQUIRES = "requires"
 """The key for what a record needs that is not of this package, and who registered it; left out where there is none."""
 
@@ -46,13 +49,14 @@ class Record:
 
     def effects(self) -> dict[str, Effect]:
         """What the scheme contributes to each group of layers; with modules of its own each time."""
-        return {name: self.scheme.effect_on(geometry) for name, geometry in self.geometries.items()}
+        made = {name: self.scheme.part(name).effect_on(geometry) for name, geometry in self.geometries.items()}
+        return {name: dataclasses.replace(effect, apart=self.scheme.apart) for name, effect in made.items()}
 
     def to_dict(self) -> dict[str, Any]:
         written = {name: written_geometry(geometry) for name, geometry in self.geometries.items()}
         requires = self._requires()
         return {
-            "format": FORMAT,
+            "format": PLANNED if isinstance(self.scheme, Plan) else FORMAT,
             "scheme": self.scheme.name,
             "options": self.scheme.options(),
             "geometry": written.get("", written),
@@ -70,8 +74,8 @@ class Record:
             )
 
     def _requires(self) -> dict[str, dict[str, str]]:
-        origin, needed = SCHEMES.origin(self.scheme.name), {}
-        if not origin.built_in:
+        needed = {}
+        if not isinstance(self.scheme, Plan) and not (origin := SCHEMES.origin(self.scheme.name)).built_in:
             needed["scheme"] = origin.to_dict()
         if self.family is not None:
             name, registrar = self.family
@@ -86,9 +90,9 @@ class Record:
         version = data.get("format")
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise PosencError(f"This is not a posenc record: its format is {version!r}, a whole number is expected.")
-        if version > FORMAT:
+        if version > PLANNED:
             raise PosencError(
-                f"This posenc record is of format {version} and this hf_posenc reads up to {FORMAT}: update hf_posenc."
+                f"This posenc record is of format {version}, and this hf_posenc reads up to {PLANNED}: update it."
             )
         _keys(data, KEYS, (*KEYS, REQUIRES), "A posenc record")
         for key in ("options", "geometry", "original", REQUIRES):
@@ -97,7 +101,9 @@ class Record:
         needed = data.get(REQUIRES, {})
         _keys(needed, (), ("scheme", "family"), "What a posenc record requires")
         registrar = Origin.from_dict(needed["scheme"]) if "scheme" in needed else None
-        scheme = SCHEMES.meant(data["scheme"], registrar).from_options(data["options"])
+        planned = data["scheme"] == PLAN and version == PLANNED
+        cls_meant: type[Scheme] = Plan if planned else SCHEMES.meant(data["scheme"], registrar)
+        scheme = cls_meant.from_options(data["options"])
         family = read_family(needed["family"]) if "family" in needed else None
         return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), family, version)
 
@@ -131,7 +137,7 @@ def original_values(where: Places, scheme: Scheme | None = None) -> dict[str, An
         values["rope_parameters"] = copy.deepcopy(config.rope_parameters)
     for flag in flags_of(where.family):
         values[flag] = getattr(config, flag)
-    for switch in () if scheme is None or scheme.temperature is None else switches(config):
+    for switch in () if scheme is None or not scheme.tempers else switches(config):
         values[switch] = getattr(config, switch)
     return values
 

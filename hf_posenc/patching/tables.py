@@ -46,7 +46,8 @@ def table_edits(
     assert not isinstance(effect.table, OwnGrid)
     if stack.table is not None:
         module = _seated_table(stack, stack.table, effect.table, rows, sealed, loaded)
-        if effect.pattern is not None or (effect.rotation is not None and effect.rotation.follows_length):
+        follows = effect.rotation is not None and effect.rotation.follows_length
+        if follows or effect.pattern is not None or effect.temperature is not None:
             module.notes = Notes()
         edits.append(Swap(stack.table.owner, stack.table.name, module))
     elif effect.table is not None and not isinstance(effect.table, OwnTable):

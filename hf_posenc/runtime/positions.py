@@ -34,6 +34,8 @@ LAYOUTS = (HALVES, NEIGHBOURS, HALVES + LAST, NEIGHBOURS + LAST)
 """Which channels form a pair: i and i + d/2, or 2i and 2i + 1; and whether they are the first or last of a head."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What attention layers call their cache."""
+ANGLES = "position_embeddings"
+"""What attention layers call cos and sin."""
 MASKS = ("attention_mask", "mask")
 """What they call their mask."""
 FEW = 16
@@ -83,7 +85,7 @@ class Positions(Fp32Buffers):
         self.rotation, self.layout, self.pattern, self.forgets = rotation, layout, pattern, forgets
         self.rendering: str | None = None
         """How a bias is added, where not the cheapest way (`set_rendering`)."""
-        self.recall, self.factors = Recall(), Recall()
+        self.recall, self.factors, self.turned = Recall(), Recall(), Recall()
         inv_freq = rotation.inv_freq if rotation else ()
         weights = rotation.weights if isinstance(rotation, FollowingRotation) else ()
         self.inv_freq = nn.Buffer(torch.tensor(inv_freq, device=device, dtype=torch.float32), persistent=False)
@@ -154,7 +156,10 @@ class Link:
         layer: Any = None,
         index: int = 0,
         table: str | None = None,
+        layer_type: str | None = None,
     ):
+        self.layer_type = layer_type
+        """Of layers that a plan gives angles of their own; "" where the model has one type."""
         self.root = root
         """None on layers that are left alone."""
         self.suffix, self.table = suffix, table
@@ -193,6 +198,11 @@ class Link:
         return getattr(self.root, "posenc_bias" + self.suffix, None)
 
     @property
+    def rotary(self) -> Any:
+        """The rotary module of a part of a plan, in place of what the model would tell; None where there is none."""
+        return getattr(self.root, "posenc_rotary" + self.suffix, None)
+
+    @property
     def temperature(self) -> Temperature | None:
         return getattr(self.root, "posenc_temperature" + self.suffix, None)
 
@@ -206,7 +216,7 @@ def positions_in(given: dict[str, Any]) -> Tensor | None:
     """Where the tokens of a call stand, as its arguments say: outright, or by the angles made for them."""
     positions = given.get("position_ids")
     if positions is None:
-        angles = given.get("position_embeddings")
+        angles = given.get(ANGLES)
         first = angles if angles is None or isinstance(angles, Tensor) else angles[0]
         positions = getattr(first, "posenc_positions", None)
     if positions is not None and positions.ndim != 2:
@@ -227,6 +237,8 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         )
     kwargs = named_arguments(module, args, kwargs)
     states, shared = kwargs[link.states], link.shared
+    if link.layer_type is not None:
+        kwargs = {**kwargs, ANGLES: _planned_angles(kwargs, states, link)}
     past = kwargs.get(link.cache)
     cache: Any = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
     if cache is None:
@@ -254,6 +266,15 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         _prepare(call, link, layer, len(states), kwargs.get(link.mask))
         layer.call = call
     return (), {**kwargs, "posenc_call": call}
+
+
+def _planned_angles(kwargs: dict[str, Any], states: Tensor, link: Link) -> Any:
+    """What a layer of a plan is told instead of the angles that the model made for all of its type."""
+    positions = positions_in(kwargs)
+    if positions is None:
+        raise PosencError("The layers of this model are not told positions, and a plan rotates them differently.")
+    kind = (link.layer_type,) if link.layer_type else ()
+    return link.shared.turned(positions, lambda: link.rotary(states, positions, *kind), link.first)
 
 
 def _slot(kwargs: dict[str, Any], link: Link) -> int:

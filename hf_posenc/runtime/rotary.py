@@ -54,6 +54,12 @@ class Rotary(Moving):
             return getattr(super().__getattr__("inner"), name)
 
 
+class PlannedRotary(Rotary):
+    """A rotary module for the layers of one part of a plan, beside the model's own."""
+
+    of_plan = True
+
+
 @contextmanager
 def hushed() -> Iterator[None]:
     """transformers cannot check the parameters of a sealed config, or those that vLLM alone reads, and says so; nobody

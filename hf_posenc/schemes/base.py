@@ -130,6 +130,20 @@ class Scheme(Checked):
         refuse_images(geometry.axes)
         return tempered(effect, self.temperature, geometry, self.span(geometry))
 
+    def part(self, group: str) -> Scheme:
+        """The scheme of a group of layers: itself, but for a plan."""
+        return self
+
+    @property
+    def tempers(self) -> bool:
+        """Whether a temperature was asked for, in any layer."""
+        return self.temperature is not None
+
+    @property
+    def apart(self) -> bool:
+        """Whether layers are treated differently, so that each needs work of its own."""
+        return False
+
     def refuse_other_axes(self, axes: int) -> None:
         """Raise where tokens stand at other coordinates than the scheme counts."""
         if axes not in self.axes:

@@ -67,7 +67,8 @@ def refuse_sealed(model: Any, runtime: str) -> None:
     found: Any = describe(model)
     if not found.portability.startswith(SEALED):
         return
-    nearest = SCHEMES[found.scheme].nearest or "yarn" if found.pairs or _has_rotary(model) else "learned"
+    known = SCHEMES.registered().get(found.scheme)  # a plan is none
+    nearest = (known and known.nearest) or "yarn" if found.pairs or _has_rotary(model) else "learned"
     raise UnsupportedCell(
         f"{found.scheme!r} on {type(model).__name__} works inside attention, where {runtime} cannot follow: only "
         f"hf_posenc computes it. The nearest scheme that {runtime} can serve is {nearest!r}: patch the original model "

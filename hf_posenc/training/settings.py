@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from ..core.lengths import parsed_length, parsed_lengths
 from ..errors import suggestion
 from ..schemes import SCHEMES
+from ..schemes.plans import is_plan, plan_from
 
 
 def length_of(value: Any) -> Any:
@@ -77,7 +78,7 @@ class SchemeSettings(BaseModel):
     @field_validator("name")
     @classmethod
     def known(cls, name: str | None) -> str | None:
-        if name is not None and name not in SCHEMES:
+        if name is not None and not is_plan(name) and name not in SCHEMES:
             raise ValueError(f"unknown scheme {name!r}.{suggestion(name, list(SCHEMES))}")
         return name
 
@@ -85,8 +86,11 @@ class SchemeSettings(BaseModel):
     def options_have_a_scheme(self) -> SchemeSettings:
         if self.name is None and self.options:
             raise ValueError(f"options {sorted(self.options)} without a scheme's name")
-        if self.name is not None:
-            SCHEMES[self.name].from_options({k: v for k, v in self.options.items() if k not in OF_THE_PATCH})
+        own = {k: v for k, v in self.options.items() if k not in OF_THE_PATCH}
+        if self.name is not None and is_plan(self.name):
+            plan_from(self.name, own)
+        elif self.name is not None:
+            SCHEMES[self.name].from_options(own)
         return self
 
     @property

@@ -10,6 +10,7 @@ from ...core.lengths import parsed_length
 from ...errors import PosencError
 from ...patching.patch import patch_model
 from ...schemes import SCHEMES
+from ...schemes.plans import NAMED, is_plan, plan_from
 
 LENGTHS = ("target_length", "trained_length")
 CHUNKED = "chunked"
@@ -29,11 +30,15 @@ def parsed_schemes(text: str) -> list[Entry]:
     """`none,yarn:factor=4,beta_fast=16,ntk`: options follow a colon, values are JSON or text."""
     entries: list[Entry] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
+        if ": " in part:  # a plan, written out: `every 4th: none; rest: window window=4096`
+            plan_from(part, {"target_length": 1})
+            entries.append(Entry(part, part, {}))
+            continue
         name, colon, option = part.partition(":")
         if "=" in name and entries:  # another option of the scheme before
             name, option = "", part
         if name:
-            if name != CHUNKED:
+            if name != CHUNKED and name not in NAMED:
                 SCHEMES[name]
             entries.append(Entry(part, name, {}))
         if option or colon:
@@ -60,7 +65,8 @@ def _value(text: str) -> Any:
 def patched(model: Any, entry: Entry, target_length: int) -> None:
     """Patch the model with a scheme; random parts are the same every time."""
     given = dict(entry.options)
-    if not {"target_length", "factor"} & set(given) or not SCHEMES[entry.scheme].factor_reaches:
+    reaches = is_plan(entry.scheme) or SCHEMES[entry.scheme].factor_reaches
+    if not {"target_length", "factor"} & set(given) or not reaches:
         given.setdefault("target_length", target_length)  # dynamic_ntk's factor is head-room, not a length
     try:
         patch_model(model, entry.scheme, existing=given.pop("existing", "extend"), **given)

@@ -1,0 +1,179 @@
+"""A plan on a live model: which layers its parts mean, and the angles that each part gives them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..core.effects import CoordinateRotation, Effect, Geometry, OwnTable, Rotation
+from ..errors import PosencError, UnsupportedCell
+from ..families import Group, Places, Stack
+from ..families.finding import argument_names
+from ..runtime.positions import ANGLES
+from ..runtime.rotary import SEALED, STILL, PlannedRotary, Rotary
+from ..schemes import Scheme
+from ..schemes.base import scheme_from
+from ..schemes.plans import Draft, Plan, is_plan, plan_from
+from .edits import Edit, Swap
+from .own_temperature import own_temperature, tempered_parameters
+from .rope_config import MOVING, own_rope, rope_parameters_with, rotary_with, sealed_parameters
+
+Asked = Scheme | Draft
+"""What a user asked for."""
+
+
+def asked_from(given: Any, options: dict[str, Any]) -> Asked:
+    """A scheme or a plan, from whatever names one."""
+    return plan_from(given, options) if is_plan(given) else scheme_from(given, options)
+
+
+def resolved(asked: Asked, where: Places) -> Scheme:
+    """What was asked for, on this model."""
+    if not isinstance(asked, Draft):
+        return asked
+    _refuse_family(where)
+    layers = where.stacks[0].attentions
+    types = getattr(where.config, "layer_types", None) or []
+    by_layer = [types[a.layer_idx] for a in layers] if types and all(hasattr(a, "layer_idx") for a in layers) else []
+    return asked.on(len(layers), by_layer)
+
+
+def _refuse_family(where: Places) -> None:
+    stack = where.stacks[0]
+    if len(where.stacks) > 1 or stack.grid or where.has_table or where.has_bias:
+        raise UnsupportedCell(
+            f"A plan gives layers schemes of their own, and the positions of this {where.config.model_type!r} model "
+            "enter elsewhere: plans are for decoders and encoders with RoPE, or without positions."
+        )
+    if not stack.attentions or stack.unreached:
+        raise UnsupportedCell(
+            f"A plan works inside attention, and not all of {where.config.model_type!r} is in reach."
+        )
+
+
+def divided(where: Places, scheme: Scheme) -> Places:
+    """The places of a model with its groups of layers divided as a plan says; layers left out stay together."""
+    if not isinstance(scheme, Plan):
+        return where
+    _refuse_family(where)
+    groups: list[Group] = []
+    stack, several = where.stacks[0], len(where.groups) > 1
+    last = max(index for part in scheme.parts for index in part.layers)
+    if last >= len(stack.attentions):
+        raise PosencError(
+            f"The plan speaks of layer {last}, and this model has {len(stack.attentions)}: it is another."
+        )
+    for group in where.groups:
+        own = {id(attention) for attention in group.attentions}
+        left = dict.fromkeys(own)
+        for number, part in enumerate(scheme.parts):
+            layers = [a for i, a in enumerate(stack.attentions) if i in part.layers and id(a) in own]
+            for layer in layers:
+                left.pop(id(layer), None)
+            if layers:
+                name = f"{part.name}/{group.name}" if several else part.name
+                suffix = "_" + re.sub(r"\W+", "_", name).strip("_") + f"_{number}"
+                groups.append(replace(group, name=name, attentions=layers, suffix=suffix))
+        groups.append(replace(group, attentions=[a for a in group.attentions if id(a) in left]))
+    return replace(where, groups=groups)
+
+
+def refuse_unlike(
+    where: Places, groups: list[Group], effects: dict[str, Effect], geometries: dict[str, Geometry]
+) -> None:
+    """Raise where parts of a plan ask for what layers cannot have apart from others."""
+    stack = where.stacks[0]
+    if any(effect.table is not None and not isinstance(effect.table, OwnTable) for effect in effects.values()):
+        raise UnsupportedCell(
+            "A scheme that adds to the input speaks to all layers at once: it cannot be part of a plan."
+        )
+    if len({effect.forgets for effect in effects.values()}) > 1:
+        raise UnsupportedCell("'streaming' drops keys from the cache of all layers: it cannot be a part of a plan.")
+    complete = sum(len(group.attentions) for group in groups) == len(stack.attentions)
+    meant = {effect.own_temperature for effect in effects.values()}
+    if own_temperature(stack) is not None and meant != {None} and not (complete and len(meant) == 1):
+        raise UnsupportedCell(
+            "This model has a temperature of its own for all layers, and the plan replaces it in some: give all "
+            "groups a temperature, or none."
+        )
+    for group in groups:
+        fixed = _fixed(effects[group.name])
+        if fixed is not None and geometries[group.name].unturned:
+            still = [i for i, a in enumerate(group.attentions) if i in geometries[group.name].unturned]
+            raise UnsupportedCell(
+                f"{len(still)} of the layers of {group.name!r} are not rotated by this {stack.config.model_type!r} "
+                "model's own code, and the plan would rotate them. Leave them out: they have no positions as they are."
+            )
+
+
+def _fixed(effect: Effect) -> Rotation | None:
+    rotation = effect.rotation
+    if rotation is None or rotation.follows_length or isinstance(rotation, CoordinateRotation):
+        return None
+    return rotation
+
+
+def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[Edit]:
+    """The model's own rotary module stays, and tells positions; each part gets one of its own beside it."""
+    if len(stack.rotaries) != 1 or any(ANGLES not in argument_names(a) for g in groups for a in g.attentions):
+        raise UnsupportedCell(
+            f"The attention layers of this {stack.config.model_type!r} model are not told their angles: a plan cannot "
+            "rotate some of them differently."
+        )
+    if any(own_rope(group)["rope_type"] in MOVING for group in groups):
+        raise UnsupportedCell("The angles of this model's own RoPE follow the length, beside which no plan is served.")
+    site = stack.rotaries[0]
+    device = next(iter(site.module.buffers())).device
+    parameters = sealed_parameters(stack, {group.layer_type: None for group in groups})
+    parameters = tempered_parameters(parameters, groups, effects)
+    edits: list[Edit] = [
+        Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters)),
+        Swap(site.owner, site.name, Rotary(rotary_with({}, site).to(device), tells=True)),
+    ]
+    for group in groups:
+        module = rotary_with({group.layer_type: _fixed(effects[group.name])}, site)
+        edits.append(Swap(stack.root, "posenc_rotary" + group.suffix, PlannedRotary(module.to(device), tells=True)))
+    return edits
+
+
+def planned_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[str]:
+    """Where parts of a plan are not rotated as it says."""
+    faults = []
+    for site in stack.rotaries:
+        if not isinstance(site.module, Rotary) or not site.module.tells:
+            faults.append("the rotary module of the patch was replaced")
+    for group in groups:
+        rotary, meant = getattr(stack.root, "posenc_rotary" + group.suffix, None), _fixed(effects[group.name])
+        if not isinstance(rotary, PlannedRotary):
+            faults.append(f"the layers {group.name!r} have lost their rotary module")
+            continue
+        live = getattr(rotary.inner, stack.rotaries[0].buffers[group.layer_type]).float().cpu()
+        wanted = torch.tensor(meant.inv_freq) if meant else torch.zeros(len(live))
+        if live.shape != wanted.shape or not torch.allclose(live, wanted, rtol=1e-5, atol=STILL):
+            faults.append(f"the live frequencies of {group.name!r} are not those of the scheme")
+        marked = own_rope(group)["rope_type"] == SEALED or not sealed_parameters(stack, [group.layer_type])
+        if not marked:
+            faults.append("the config does not say that its rotation is sealed")
+    return faults
+
+
+def told(scheme: Scheme, where: Places) -> dict[str, str]:
+    """What each group of layers does, those left out included; nothing to say where there is no plan."""
+    if not isinstance(scheme, Plan):
+        return {}
+    found = {}
+    for part in scheme.parts:
+        options = ", ".join(f"{key}={value}" for key, value in part.scheme.options().items())
+        found[f"{part.name} ({_spelled(part.layers)})"] = part.scheme.name + (f" ({options})" if options else "")
+    taken = {index for part in scheme.parts for index in part.layers}
+    left = [index for index in range(len(where.stacks[0].attentions)) if index not in taken]
+    if left:
+        found[f"others ({_spelled(left)})"] = "the model's own positions"
+    return found
+
+
+def _spelled(layers: Any) -> str:
+    return ", ".join(map(str, layers))
