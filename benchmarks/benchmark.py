@@ -298,6 +298,10 @@ def temperature_rows() -> list[Row]:
     return compose_benchmark.temperature_rows(patched, prefill, decoder, repeated)
 
 
+def plan_rows() -> list[Row]:
+    return compose_benchmark.plan_rows(patched, prefill, decoder, repeated)
+
+
 def dynamic_rows() -> list[Row]:
     found = {}
     for context in (1024, 2048, 4096, 8192):
@@ -403,6 +407,7 @@ GROUPS = (
     encoder_rows,
     rope_rows,
     temperature_rows,
+    plan_rows,
     dynamic_rows,
     pattern_rows,
     streaming_rows,

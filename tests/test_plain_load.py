@@ -24,6 +24,16 @@ WAYS = {"as_is": {}, **FORCED, "bf16": {"dtype": "bfloat16"}, "headless": {}}
 PAST = ("as_is", "bf16")
 """Those also tried past the trained length."""
 COMPOSED = ["yarn", "linear", "ntk", "llama3"]
+EXACT = {
+    f"{scheme}_drope": (scheme, dict(temperature="drope c=0.5", factor=4.0)) for scheme in ("none", "ntk", "yarn")
+}
+REFUSED = {
+    "yarn_log": ("yarn", dict(temperature="log", factor=4.0)),
+    "ssmax": ("none", dict(temperature="ssmax")),
+    "part_none": ({1: "none"}, {}),
+    "part_window": ({0: ("window", {"window": 9})}, {}),
+}
+"""Temperatures and plans that a config says, and others."""
 CELLS = [(scheme, kind) for scheme, kind in ALL_CELLS if kind not in OUTSIDE]
 """A stranger knows the model types of transformers."""
 
@@ -86,6 +96,8 @@ def verdicts(tmp_path_factory):
         model = tiny("llama", rope_parameters=dict(LLAMA3), max_position_embeddings=64)
         patch_model(model, scheme, factor=4.0, existing="extend")
         jobs |= jobs_for(f"{scheme}-composed", model, "llama", folder)
+    for name, (scheme, options) in {**EXACT, **REFUSED}.items():
+        jobs |= jobs_for(name, patch_model(tiny("llama"), scheme, **options), "llama", folder)
     jobs |= jobs_for("spoilt", patched("yarn", "llama"), "llama", folder)
     config = json.loads((folder / "spoilt" / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -118,6 +130,13 @@ def test_a_composed_map_is_exact_everywhere(scheme, verdicts):
     found = of(verdicts, f"{scheme}-composed")
     assert len(found) == len(WAYS) + len(PAST)
     assert set(found.values()) == {"exact"}, found
+
+
+@pytest.mark.parametrize("name", [*EXACT, *REFUSED])
+def test_temperatures_and_plans(name, verdicts):
+    found = of(verdicts, name)
+    assert len(found) >= len(WAYS)
+    assert all(verdict.startswith("exact" if name in EXACT else "refused") for verdict in found.values()), found
 
 
 def test_nothing_is_silently_wrong(verdicts):
