@@ -131,10 +131,10 @@ def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, E
     parameters = tempered_parameters(parameters, groups, effects)
     edits: list[Edit] = [
         Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters)),
-        Swap(site.owner, site.name, Rotary(rotary_with({}, site).to(device), tells=True)),
+        Swap(site.owner, site.name, Rotary(rotary_with({}, site, stack).to(device), tells=True), beside=stack.weight),
     ]
     for group in groups:
-        module = rotary_with({group.layer_type: _fixed(effects[group.name])}, site)
+        module = rotary_with({group.layer_type: _fixed(effects[group.name])}, site, stack)
         edits.append(Swap(stack.root, "posenc_rotary" + group.suffix, PlannedRotary(module.to(device), tells=True)))
     return edits
 
