@@ -237,6 +237,13 @@ def test_no_config_ends_it(tmp_path_factory, odd, kind):
         assert "none of the things that are read here" in str(error)
 
 
+def test_records_are_not_a_servers_matter(saved, tmp_path):  # noqa: F811
+    overrides = {"rope_parameters": {**YARN, "original_max_position_embeddings": 256}}
+    write(tmp_path, {"serve.json": {"model": str(saved / "config"), "hf_overrides": overrides}})
+    said = {one.where for one in doctor(tmp_path / "serve.json").findings}
+    assert not [where for where in said if where.endswith((": record", ": seal"))]
+
+
 def test_json_says_all(tmp_path):
     write(tmp_path, COMPLAINTS["vllm#44158"][0])
     done = CliRunner().invoke(app, ["doctor", str(tmp_path), "--json"])

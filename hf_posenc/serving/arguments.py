@@ -191,8 +191,9 @@ def _why_not(place: Path, runtime: str, architecture: str, told: Description, en
     said = "it refuses" if entry.verdict == "refuses" else f"it {VERDICTS[entry.verdict]}"
     note = f": {entry.note}" if entry.note else ""
     near = nearest(SERVERS[runtime], architecture, told.nearest)
+    plainly = " without further options" if near == told.scheme else ""
     instead = (
-        f"The nearest scheme that it can serve is {near!r}: hf-posenc patch ORIGINAL OUT --scheme {near}."
+        f"The nearest scheme that it can serve is {near!r}{plainly}: hf-posenc patch ORIGINAL OUT --scheme {near}."
         if near
         else f"No scheme on {architecture!r} models is known to be right there."
     )

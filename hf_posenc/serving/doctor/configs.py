@@ -44,7 +44,8 @@ def two_thetas(it: Checkpoint) -> Iterator[Finding]:
 def theta_out_of_sight(it: Checkpoint) -> Iterator[Finding]:
     for rope in raw_ropes(it.section).values():
         theta = number(rope.get("rope_theta"))
-        if theta not in (None, USUAL_THETA) and "rope_theta" not in it.section:
+        readable = type_of(rope) != "hf_posenc"  # what is sealed is read by nobody
+        if readable and theta not in (None, USUAL_THETA) and "rope_theta" not in it.section:
             yield Finding(
                 NOTE,
                 f"rope_theta={theta:g} is in rope_parameters alone, where transformers 5 writes it: a runtime that "

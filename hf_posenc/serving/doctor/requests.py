@@ -58,7 +58,7 @@ class Request:
         merged = {**base, **laid, **(text if isinstance(text, dict) else {})}
         if "rope_parameters" in merged and "rope_parameters" in laid and "rope_scaling" not in laid:
             merged.pop("rope_scaling", None)
-        return Checkpoint(merged)
+        return Checkpoint({key: value for key, value in merged.items() if key != "posenc"})  # no server reads it
 
 
 def parsed(value: Any) -> Any:
