@@ -86,6 +86,7 @@ def test_lists_and_nothing_can_be_given(recipe):
         ("--measure.passkeys=7", "a multiple of 5"),
         ("--train.save_total_limit=1", "train.save_total_limit"),
         ("--data.pose={target_length: 100}", "must exceed length"),
+        ("--data.randomized={target_length: 100}", "randomized.target_length 100 must exceed length"),
         ("--data.short={share: 0.1, length: 600}", "must be less than length"),
         ("--model.config={}", "either a model (path) or the config"),
         ("--data.length", "write --section.key=value"),

@@ -20,6 +20,7 @@ from hf_posenc.training.rows import (
     causal_inputs,
     in_order,
     in_short_pieces,
+    scattered,
     skipping,
     stages,
     together,
@@ -95,6 +96,13 @@ def test_leaps_are_no_borders():
     with torch.no_grad():
         change = (model(**batch).logits - model(**other).logits)[0].abs().amax(-1)
     assert change[-1] > 1e-3  # the last token sees the first one across the leap
+
+
+def test_randomized_positions_rise_and_reach_the_target():
+    rows = [scattered(Row(range(8), [3, 5]), random.Random(i), 40) for i in range(300)]
+    for row in rows:
+        assert row.pieces == [8] and sorted(set(row.positions)) == row.positions
+    assert {p for row in rows for p in row.positions} == set(range(40))
 
 
 def test_leaps_reach_every_distance():

@@ -100,6 +100,12 @@ def skipping(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
     return replace(row, pieces=[length], positions=positions)
 
 
+def scattered(row: Row, rng: random.Random, target: int) -> Row:
+    """Randomized positions: one piece at sorted random places below `target`."""
+    length = len(row.ids)
+    return replace(row, pieces=[length], positions=sorted(rng.sample(range(target), length)))
+
+
 def causal_inputs(row: Row) -> dict[str, Tensor]:
     """What a decoder is given: it finds borders where positions restart, unless a mask says that there are none."""
     labels = list(row.ids)
@@ -203,6 +209,8 @@ class Plan:
         row = framed(row, *self.frame)
         if self.asked.pose:
             row = skipping(row, rng, self.asked.pose.target_length, self.asked.pose.chunks)
+        elif self.asked.randomized:
+            row = scattered(row, rng, self.asked.randomized.target_length)
         return self.inputs(row, rng)
 
 

@@ -106,6 +106,13 @@ class Pose(Section):
     chunks: int = Field(default=2, ge=2)
 
 
+class Randomized(Section):
+    """Sorted random positions below `target_length` (Ruoss et al. 2023). Good on algorithmic tasks, bad for language:
+    for texts take PoSE, whose tokens keep their neighbours."""
+
+    target_length: Length = Field(gt=0)
+
+
 class Short(Section):
     """A share of the rows is made of short pieces, so that the model does not forget short texts."""
 
@@ -177,6 +184,7 @@ class DataSettings(Source):
     """How much a token of such a number counts, against others."""
     short: Short | None = None
     pose: Pose | None = None
+    randomized: Randomized | None = None
     stages: list[Stage] = []
     """Lengths one after the other; the last is `length`, for the steps that are left."""
     mask_share: float = Field(default=0.15, gt=0, lt=1)
@@ -193,7 +201,7 @@ class DataSettings(Source):
     def examples_stay_whole(self) -> DataSettings:
         if all(source.format == "text" for source in self.all_sources):
             return self
-        cut = [key for key in ("pose", "short", "stages") if getattr(self, key)]
+        cut = [key for key in ("pose", "randomized", "short", "stages") if getattr(self, key)]
         if cut:
             raise ValueError(f"{', '.join(cut)} would cut prompts from what answers them: they are for text")
         if self.documents == "joined":
@@ -208,12 +216,16 @@ class DataSettings(Source):
 
     @model_validator(mode="after")
     def fits(self) -> DataSettings:
-        if self.pose and self.pose.target_length <= self.length:
-            raise ValueError(f"pose.target_length {self.pose.target_length} must exceed length {self.length}")
-        if self.pose and self.stages:
-            raise ValueError("pose and stages are two ways to the same end: take one")
-        if self.pose and self.documents == "separate":
-            raise ValueError("pose skips positions within a row, which must be of one piece: documents: joined")
+        for name in self.skipped:
+            target = getattr(self, name).target_length
+            if target <= self.length:
+                raise ValueError(f"{name}.target_length {target} must exceed length {self.length}")
+            if self.stages:
+                raise ValueError(f"{name} and stages are two ways to the same end: take one")
+            if self.documents == "separate":
+                raise ValueError(f"{name} skips positions within a row, which must be of one piece: documents: joined")
+        if len(self.skipped) > 1:
+            raise ValueError("pose and randomized are two ways to the same end: take one")
         if self.short and self.short.length >= self.length:
             raise ValueError(f"short.length {self.short.length} must be less than length {self.length}")
         return self
@@ -233,7 +245,12 @@ class DataSettings(Source):
     @property
     def reach(self) -> int:
         """The farthest that positions go."""
-        return max(self.lengths) if self.pose is None else self.pose.target_length
+        return max(self.lengths) if not self.skipped else int(getattr(self, self.skipped[0]).target_length)
+
+    @property
+    def skipped(self) -> list[str]:
+        """What leaves positions out within a row."""
+        return [name for name in ("pose", "randomized") if getattr(self, name) is not None]
 
 
 class LoraSettings(Section):
