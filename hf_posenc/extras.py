@@ -14,6 +14,7 @@ EXTRAS = {
     "train": ("accelerate", "peft", "datasets", "pydantic", "yaml", "numpy", "rich", "tqdm", "psutil"),
     "eval": ("lm_eval", "numpy", "matplotlib", "rich", "tqdm", "psutil"),
     "export": ("gguf", "numpy"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "embed": ("sentence_transformers", "mteb"),
 }
 """What each extra of pyproject.toml brings, by the names that are imported; a test compares the two."""

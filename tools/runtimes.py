@@ -33,6 +33,7 @@ from hf_posenc import PosencError, patch_model, save  # noqa: E402
 from hf_posenc.engines.kinds import keys_of, kind_of_rope  # noqa: E402
 from hf_posenc.engines.table import Entry, recorded  # noqa: E402
 from hf_posenc.serving import llama_cpp  # noqa: E402
+from hf_posenc.serving.folders import way, write_folder  # noqa: E402
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary  # noqa: E402
 from hf_posenc.serving.gguf.write import write_gguf  # noqa: E402
 from hf_posenc.serving.outside import CT2, MLX, VLLM, Outside  # noqa: E402
@@ -42,13 +43,13 @@ WANTED = {"mlx": ["mlx[cpu]", "mlx-lm"], "ct2": ["ctranslate2", "transformers"],
 OUTSIDE = {"mlx": MLX, "ct2": CT2, "vllm": VLLM}
 SHAPE = {
     "vocab_size": 512,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": TRAINED,
-    "initializer_range": 0.15,
+    "initializer_range": 0.1,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -65,10 +66,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SHAPE),
     "llama31": ("llama", {**SHAPE, "rope_parameters": LLAMA3}),
     "qwen2": ("qwen2", SHAPE),
-    "qwen3": ("qwen3", {**SHAPE, "head_dim": 16}),
-    "gemma2": ("gemma2", {**SHAPE, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4096}),
+    "qwen3": ("qwen3", {**SHAPE, "head_dim": 32}),
+    "gemma2": ("gemma2", {**SHAPE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 4096}),
     "phi3": ("phi3", {**SHAPE, "original_max_position_embeddings": TRAINED}),
-    "gpt2": ("gpt2", {"vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": TRAINED}),
+    "gpt2": ("gpt2", {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": TRAINED}),
     "bert": ("bert", {**SHAPE, "hidden_act": "gelu"}),
 }
 SCHEMES: dict[str, tuple[str, dict[str, Any]] | None] = {
@@ -120,7 +121,7 @@ def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path) -> Iterat
             torch.manual_seed(0)
             kind, sizes = SHAPES[shape]
             auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
-            config = AutoConfig.for_model(kind, **{"initializer_range": 0.15, **sizes})
+            config = AutoConfig.for_model(kind, **{"initializer_range": 0.1, **sizes})
             model = auto.from_config(config).float().eval()
             how = SCHEMES[scheme]
             try:
@@ -279,6 +280,22 @@ def measured(
         print(f"{runtime}: not installed, untried", file=sys.stderr)
         return
     yield "checkpoint", version, OUTSIDE[runtime].answers([(cell.folder, cell.prompts) for cell in made])
+    with tempfile.TemporaryDirectory() as folder:
+        places = [exported(cell, runtime, Path(folder) / cell.folder.name) for cell in made]
+        asked = [(p, cell.prompts) for p, cell in zip(places, made, strict=True) if isinstance(p, Path)]
+        answers = iter(OUTSIDE[runtime].answers(asked))
+        yield "export", version, [next(answers) if isinstance(place, Path) else place for place in places]
+
+
+def exported(cell: Cell, runtime: str, place: Path) -> Path | str:
+    """Where a cell was exported to, or why it was not."""
+    try:
+        how, rotation = way(cell.model, runtime)
+        place.mkdir()
+        write_folder(cell.folder, place, cell.model, runtime, how, rotation)
+    except PosencError as error:
+        return str(error)
+    return place
 
 
 if __name__ == "__main__":

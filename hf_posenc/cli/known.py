@@ -23,7 +23,7 @@ TASKS = (
 PROTOCOLS = ("last", "sliding", "whole", "yarn")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 HARNESSES = ("ruler", "ruler_offline", "longbench", "babilong", "lemb")
-VERIFIERS = ("llama.cpp", "transformers")
+VERIFIERS = ("llama.cpp", "transformers", "vllm", "mlx", "ct2", "onnx")
 SERVERS = ("vllm", "sglang", "llama.cpp", "ollama", "tgi", "trl")
 """A test holds all of these against what they name."""
 EXISTING = ("extend", "replace")

@@ -9,40 +9,52 @@ from typing import Annotated
 import typer
 
 from ..core.lengths import parsed_length
+from ..errors import PosencError
 from .known import VERIFIERS, check
 
-RUNTIMES = ("gguf",)
+FORMATS = {
+    "gguf": "llama.cpp",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "mlx": "mlx",
+    "ct2": "ct2",
+    "onnx": "onnx",
+}
+"""What can be written, and who reads it."""
 DTYPES = ("f32", "f16", "bf16", "q8_0")
 
 
 def export(
     source: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint: folder, or `tiny`.")],
-    target: Annotated[str, typer.Argument(metavar="FILE", help="The file to write, FILE.gguf.")],
-    to: Annotated[str, typer.Option(help="The format: gguf, for llama.cpp.")] = "gguf",
-    dtype: Annotated[str, typer.Option(help="Of the weights: f32, f16, bf16 or q8_0.")] = "f16",
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="What to write: FILE.gguf, or a folder.")],
+    to: Annotated[str, typer.Option(help=f"The format: {', '.join(FORMATS)}.")] = "gguf",
+    dtype: Annotated[str, typer.Option(help="Of the weights of a GGUF: f32, f16, bf16 or q8_0.")] = "f16",
+    fix: Annotated[str | None, typer.Option(help="A GGUF converted from MODEL, to be corrected.")] = None,
 ) -> None:
     """Write a checkpoint for another runtime, with the positions that it really has, and prove it there.
 
-    What the runtime cannot compute is refused, with the nearest scheme that it can.
+    What the runtime cannot compute is refused, with the nearest scheme that it can. A runtime in an environment of its
+    own is found by HF_POSENC_VLLM_PYTHON, HF_POSENC_MLX_PYTHON or HF_POSENC_CT2_PYTHON, which name its interpreter.
 
     \b
     hf-posenc export my-long-llama my-long-llama.gguf --dtype q8_0
+    hf-posenc export my-long-llama my-long-llama-fixed.gguf --fix my-long-llama-converted.gguf
+    hf-posenc export my-long-llama my-long-llama-vllm --to vllm
     """
-    check("format", to, RUNTIMES)
+    check("format", to, list(FORMATS))
     check("dtype", dtype, DTYPES)
-    from ..serving.gguf.export import export_gguf
+    if fix is not None and to != "gguf":
+        raise PosencError(f"--fix corrects a GGUF file, and --to {to} was asked for.")
+    from ..serving.exports import exported, proof_advice
 
-    proof = export_gguf(source, target, dtype)
+    proof = exported(source, target, to, dtype, fix)
     print(f"{target} is written.")
-    if proof is None:
-        print("Not proved here: llama.cpp is not installed. To prove it: pip install xllamacpp, then export again.")
-    else:
-        print(proof)
+    print(proof if proof is not None else proof_advice(FORMATS[to], target, source))
 
 
 def verify(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint, an adapter, or a GGUF file.")],
-    runtime: Annotated[str, typer.Option("--with", help="The runtime: llama.cpp, transformers.")],
+    runtime: Annotated[str, typer.Option("--with", help=f"The runtime: {', '.join(VERIFIERS)}.")],
     against: Annotated[str | None, typer.Option(help="The checkpoint that a file was made of.")] = None,
     lengths: Annotated[
         str | None, typer.Option(help="Of the texts: 256,1k. Else the trained and promised one.")

@@ -324,8 +324,8 @@ def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None)
         call.tracked = positions
         if isinstance(shared.rotation, FollowingRotation):
             _prepare_stage(call, shared, rows, link.first)
-        elif shared.pattern is not None and shared.late and positions.shape[1] <= FEW:
-            call.reading = _reading(shared)
+        elif shared.pattern is not None and shared.late and not torch.compiler.is_compiling():
+            call.reading = _reading(shared) if positions.shape[1] <= FEW else None
 
 
 def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> None:

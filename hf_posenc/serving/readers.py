@@ -1,6 +1,6 @@
 """How a runtime is asked what it computes: the one thing to write so that `verify` and `export` can prove with it.
 
-A runtime is a module of this package with a `READER`, named in `READERS` below:
+A runtime is a module of this package with a `READER` (or another name, after a colon), named in `READERS` below:
 
     READER = Reader(version=..., install="pip install ...", read=...)
 
@@ -24,6 +24,10 @@ from ..errors import PosencError, suggestion
 READERS = {
     "llama.cpp": "llama_cpp_reader",
     "transformers": "plain_transformers",
+    "onnx": "onnx_reader",
+    "vllm": "outside:VLLM_READER",
+    "mlx": "outside:MLX_READER",
+    "ct2": "outside:CT2_READER",
 }
 """By the name on the command line: the module that has its `READER`."""
 
@@ -58,5 +62,6 @@ class Reader:
 def reader_of(runtime: str) -> Reader:
     if runtime not in READERS:
         raise PosencError(f"Nothing can be verified with {runtime!r} here.{suggestion(runtime, list(READERS))}")
-    found: Reader = import_module(f".{READERS[runtime]}", __package__).READER
+    module, _, name = READERS[runtime].partition(":")
+    found: Reader = getattr(import_module(f".{module}", __package__), name or "READER")
     return found

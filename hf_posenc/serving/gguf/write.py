@@ -53,7 +53,7 @@ def write_gguf(model: Any, vocabulary: Vocabulary | None, path: Path, dtype: str
     try:
         _write_numbers(writer, model.config.get_text_config(), architecture, name)
         for key, value in rope.keys.items():
-            _add(writer, f"{architecture.name}.{key}", value)
+            add_value(writer, f"{architecture.name}.{key}", value)
         _write_vocabulary(gguf, writer, vocabulary, model.get_input_embeddings().weight.shape[0])
         for tensor, values in rope.tensors.items():
             writer.add_tensor(tensor, np.array(values, dtype=np.float32))
@@ -71,7 +71,7 @@ def import_gguf() -> Any:
     return require("gguf", "export", "A GGUF file")
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
+def add_value(writer: Any, key: str, value: Any) -> None:
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):
@@ -107,7 +107,7 @@ def _write_numbers(writer: Any, config: Any, architecture: Architecture, name: s
             numbers[key] = getattr(config, attribute)
     writer.add_name(name or config.model_type)
     for key, value in numbers.items():
-        _add(writer, f"{architecture.name}.{key}", value)
+        add_value(writer, f"{architecture.name}.{key}", value)
 
 
 def _write_vocabulary(gguf: Any, writer: Any, vocabulary: Vocabulary | None, size: int) -> None:

@@ -1,0 +1,165 @@
+"""Checkpoints as folders that vLLM, SGLang, MLX and CTranslate2 read right: the same weights, another config."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.files import CONFIG, read_json
+from ..checkpoints.save_load import load
+from ..core.effects import Rotation
+from ..engines.kinds import kind_of_rope
+from ..errors import PosencError, UnsupportedCell
+from ..models import model_path
+from ..patching.describe import describe
+from ..patching.other_readers import SCALING, SEE, THETA, WRITTEN, keys_for_others
+from ..patching.records import section_of
+from ..schemes.frequencies import MSCALES
+from .outside import CT2, OUTSIDE
+from .proof import Proof, prove
+from .rotation import LiveRotation, live_rotation, refuse_sealed
+from .rules import rules_of
+
+LLAMA3_LENGTH = 8192
+"""What CTranslate2 takes for the trained length of every `llama3`."""
+
+
+def export_folder(source: str | os.PathLike[str], target: str | os.PathLike[str], runtime: str) -> Proof | None:
+    """Write the checkpoint at `source` as a folder for `runtime`, and prove it there where that is installed.
+
+    A folder that the runtime reads differently is not left behind.
+    """
+    origin, place = Path(model_path(os.fspath(source))), Path(target)
+    if place.exists():
+        raise PosencError(f"{place} exists already. Name another folder, or remove it first.")
+    model = load(origin).eval()
+    how, rotation = way(model, runtime)
+    stage = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.absolute().parent))
+    try:
+        write_folder(origin, stage, model, runtime, how, rotation)
+        proof = proved(model, stage, runtime)
+        if proof is not None:
+            proof.write(stage / f"proof.{runtime}.json")
+        stage.chmod(0o755)
+        os.replace(stage, place)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return proof
+
+
+def way(model: Any, runtime: str) -> tuple[str, LiveRotation | None]:
+    """How the positions of a model are told to a runtime; raises where they cannot be."""
+    rules = rules_of(runtime)
+    refuse_sealed(model, rules.runtime)
+    config, found = model.config.get_text_config(), describe(model)
+    rope = getattr(config, "rope_parameters", None)
+    kind = kind_of_rope(rope) if rope else "table" if found.table != "none" else "own"
+    how = rules.how(config.model_type, kind, found.scheme)
+    return how, live_rotation(model) if rope else None
+
+
+def proved(model: Any, folder: Path, runtime: str) -> Proof | None:
+    """What the runtime computes from a folder, against the live model; None where it is not installed."""
+    outside = OUTSIDE.get(runtime)
+    version = outside.version() if outside is not None else None
+    if outside is None or version is None:
+        return None
+    proof = prove(model.float(), lambda prompts: outside.log_probabilities(folder, prompts), version, "f32")
+    if not proof.holds:
+        raise PosencError(f"Nothing is written: {proof}.")
+    return proof
+
+
+def write_folder(
+    origin: Path, folder: Path, model: Any, runtime: str, how: str, rotation: LiveRotation | None
+) -> None:
+    """Fill a folder with the files of a checkpoint, and a config for one runtime."""
+    for file in origin.iterdir():
+        if file.is_file() and file.name != CONFIG:
+            shutil.copy2(file, folder / file.name)
+    raw = read_json(str(origin / CONFIG))
+    raw.pop("posenc", None)  # what is written here need not be patched again
+    if rotation is not None:
+        section, length = section_of(raw, None), int(model.config.get_text_config().max_position_embeddings)
+        for key in WRITTEN:
+            section.pop(key, None)
+        section.update(WAYS[how](model, rotation, length, runtime))
+    (folder / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    if runtime == "ct2":
+        _convert(folder)
+
+
+def _saved(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dict[str, Any]:
+    return _keys(model, rotation, rotation.parameters, length)
+
+
+def _keys(model: Any, rotation: LiveRotation, rope: dict[str, Any], length: int) -> dict[str, Any]:
+    """`rope_parameters`, and what stops those who would read them wrong."""
+    still = max(rotation.inv_freq) <= 1e-20
+    meant = None if still else Rotation(inv_freq=rotation.inv_freq, attention_scaling=rotation.attention_scaling)
+    return {"rope_parameters": rope, **keys_for_others(model.config.get_text_config(), rope, meant, length)}
+
+
+def _longrope(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dict[str, Any]:
+    """A factor for each pair. vLLM and SGLang are told the attention factor; MLX computes it from two lengths."""
+    scaling = rotation.attention_scaling
+    factors = list(rotation.factors())
+    rope: dict[str, Any] = {
+        "rope_type": "longrope",
+        "rope_theta": rotation.theta,
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 1.0,
+        "attention_factor": scaling,
+        **dict.fromkeys(MSCALES, scaling),
+        "original_max_position_embeddings": length,
+    }
+    keys = _keys(model, rotation, rope, length)
+    if runtime != "mlx":
+        return {**keys, THETA: SEE}
+    if scaling < 1:
+        raise UnsupportedCell(
+            f"mlx-lm cannot be told an attention factor of {scaling:g} beside a factor for each pair: it computes one "
+            "that is not below 1. Patch the original model with 'yarn' and its default betas, or with 'ntk'."
+        )
+    original = length ** (1 / scaling**2)  # from which it computes sqrt(1 + ln(length / original) / ln(original))
+    rope["original_max_position_embeddings"] = original
+    return {**keys, THETA: rotation.theta, SCALING: rope, "rope_parameters": rope}
+
+
+def _at_8192(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dict[str, Any]:
+    """`llama3` counted from the length that CTranslate2 assumes: the same wavelengths."""
+    rope = dict(rotation.parameters)
+    ratio = LLAMA3_LENGTH / rope["original_max_position_embeddings"]
+    rope |= {"original_max_position_embeddings": LLAMA3_LENGTH}
+    rope |= {key: rope[key] * ratio for key in ("low_freq_factor", "high_freq_factor")}
+    return _keys(model, rotation, rope, length)
+
+
+WAYS: dict[str, Callable[[Any, LiveRotation, int, str], dict[str, Any]]] = {
+    "saved": _saved,
+    "longrope": _longrope,
+    "at 8192": _at_8192,
+}
+"""What the rules call them -> the keys of a config that have to do with RoPE."""
+
+
+def _convert(folder: Path) -> None:
+    """Leave what CTranslate2 reads in place of a checkpoint, beside the tokenizer."""
+    if CT2.version() is None:
+        raise PosencError(f"CTranslate2 converts by itself, and is not installed here: {CT2.install}.")
+    with tempfile.TemporaryDirectory() as made:
+        done = CT2.run("--convert", str(folder), made)
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["no reason given"]
+            raise PosencError(f"CTranslate2's converter refuses it: {said[-1]}")
+        for file in folder.glob("*.safetensors*"):
+            file.unlink()
+        (folder / CONFIG).unlink()
+        for made_file in Path(made).iterdir():
+            shutil.copy2(made_file, folder / made_file.name)
