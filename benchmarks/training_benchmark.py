@@ -3,9 +3,12 @@
 python benchmarks/benchmark.py --only training
 """
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+import long_rows
 import torch
 from report import Row, ratios
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -47,6 +50,18 @@ def gradients(name: str) -> tuple[float, torch.Tensor]:
     return loss, torch.cat([p.grad.flatten() for p in run.args[0].parameters()])
 
 
+def whole_step_rows() -> list[Row]:
+    """A step of a recipe with all that is in it, in processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = long_rows.report(Path(folder), [LENGTH], [long_rows.PLAIN, "ours"])["ours"][str(LENGTH)]
+    what, against = f"a recipe's step, {LENGTH} tokens, vocabulary {long_rows.VOCAB}", "plain Trainer + PEFT"
+    return [
+        Row(f"{what}: memory in all", against, found["megabytes / plain"], 0.5, note=f"{found['megabytes']:.0f} MB"),
+        Row(f"{what}: time", against, found["seconds / plain"], 0.9, note=f"{found['seconds']:.0f} s of CPU"),
+        Row(f"{what}: gradients apart", "the largest gradient", found["gradients apart"], 1e-5),
+    ]
+
+
 def training_rows(peak: Callable[[str], float]) -> list[Row]:
     ours, plain = peak("training:ours"), peak("training:plain")
     time = ratios({"plain": memory_case("plain"), "ours": memory_case("ours")}, "plain", 1)["ours"]
@@ -54,6 +69,7 @@ def training_rows(peak: Callable[[str], float]) -> list[Row]:
     what = f"training step, {LENGTH} tokens, vocabulary {VOCAB}"
     apart = float((own - theirs).abs().max() / theirs.abs().max())
     return [
+        *whole_step_rows(),
         Row(f"{what}: memory", "the model's own loss", ours / plain, 0.1, note=f"{ours:.0f} of {plain:.0f} MB"),
         Row(f"{what}: time", "the model's own loss", time, None),
         Row(f"{what}: loss apart", "the model's own loss", abs(loss - other) / other, 1e-5),
