@@ -20,6 +20,8 @@ from .gradients import precision
 from .masks import add_mask
 from .renderings import Request, choose
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 def is_causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     given = kwargs.get("is_causal")
@@ -78,6 +80,9 @@ def eager(
     elif mask is not None and mask.dtype == torch.bool:  # of a stage: eager attention adds its mask
         mask = add_mask(torch.zeros((), device=mask.device), mask, torch.float32)
     kwargs.pop("is_causal", None)
-    own = own_eager(module)
-    output: tuple[Tensor, Tensor] = own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
-    return output
+    own, dtype = own_eager(module), value.dtype
+    if mask is not None and mask.dtype == torch.float32 and dtype in HALF:
+        # Not every family rounds its weights to the dtype of the values before it sums them.
+        query, key, value = query.float(), key.float(), value.float()
+    output, weights = own(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
+    return output.to(dtype), weights if weights is None else weights.to(dtype)
