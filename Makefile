@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check core test compat runtimes bench sweep docs lint clean
+.PHONY: demo check core test compat runtimes bench sweep attack docs lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m hf_posenc.training.demo
@@ -31,6 +31,12 @@ bench: $(STAMP)
 
 sweep: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/sweep
+
+# Cases by the thousand, each from a seed, judged by an independent reference; `make attack CASES=1000 FIRST=0`.
+CASES ?= 20000
+FIRST ?= 0
+attack: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/attack --cases $(CASES) --first $(FIRST)
 
 docs: $(STAMP)
 	$(BIN)/python docs/tables.py

@@ -1,0 +1,47 @@
+"""A small budget of `make attack`: cases drawn from seeds, judged by a reference that shares no code."""
+
+from collections import Counter
+
+import pytest
+import torch
+from attack.cases import Cell, Wrong, compare, drawn, meant, outcome, patched
+from attack.reference import Reference
+from cells import tokens
+
+BUDGET = 120
+PARTS = 6
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_is_silently_wrong(part):
+    words = Counter()
+    for seed in range(part, BUDGET, PARTS):
+        if drawn(seed).mode == "compile":  # takes seconds
+            continue
+        word, case, found = outcome(seed)
+        assert word not in ("WRONG", "crashed"), f"python tests/attack --only {seed}  # {case.cell}: {found}"
+        words[word] += 1
+    assert words["right"] > 12
+
+
+@pytest.mark.parametrize("scheme", ["yarn", "alibi", "t5", "dynamic_ntk", "dca", "learned"])
+def test_the_judge_knows_another_scheme_when_it_sees_one(scheme):
+    cell, ids = Cell(scheme, 0, "llama"), tokens(1, 60)
+    with torch.no_grad():
+        found = patched(cell)(ids).logits[0]
+    compare(cell, found, meant(cell, ids[0]), "itself")
+    other = Reference("llama", "rope", {}, patched(cell).state_dict())
+    with pytest.raises(Wrong):
+        compare(cell, found, other.logits(ids[0], torch.arange(60), torch.ones(60, 60).tril().bool()), "another")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("scheme", ["alibi", "t5", "dynamic_ntk"])
+def test_eager_attention_in_half_precision(scheme, kind, dtype):
+    """BERT's own eager attention does not round its weights to the dtype of the values that they are summed with."""
+    cell, ids = Cell(scheme, 0, kind, dtype, "eager"), tokens(1, 40)
+    with torch.no_grad():
+        made = patched(cell)(ids, output_attentions=True)
+    compare(cell, made.logits[0], meant(cell, ids[0]), "eager")
+    assert made.attentions[0].dtype == getattr(torch, dtype)
