@@ -7,7 +7,7 @@ nothing of the size of all pairs stays in memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..core.relative import Terms
 from .calls import Call
 from .masks import add_mask
 
-BLOCK = 256
+BLOCK = 128
 """Queries whose scores are in memory at once."""
 Output = tuple[Tensor, Tensor | None]
 
@@ -47,7 +47,7 @@ class Work:
     softcap: float | None
     sinks: Tensor | None
     by_key: Tensor | None
-    """Keys times `terms.queries`, (batch, heads, keys, rows)."""
+    """Keys times `terms.queries`, scaled, (batch, heads, keys, rows)."""
 
 
 def attend(
@@ -87,8 +87,10 @@ def attend(
         dropout=kwargs.get("dropout", 0.0) if module.training else 0.0,
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
-        by_key=None if terms.queries is None else key @ terms.queries.to(key.dtype).mT,
+        by_key=None,
     )
+    if terms.queries is not None:
+        work = replace(work, by_key=key @ (terms.queries.to(key.dtype) * work.scaling).mT)
     size = length if weighs else BLOCK
     run: Callable[..., Output] = partial(_block, work, weighs)
     if torch.is_grad_enabled() and length > size:
@@ -101,11 +103,11 @@ def _block(work: Work, weighs: bool, start: int, end: int) -> Output:
     keys = end if work.in_order and not weighs else work.key.shape[2]
     key, value, at = work.key[:, :, :keys], work.value[:, :, :keys], work.at[:, start:end]
     distance = work.keys_at[:, None, :keys] - at[:, :, None]
-    scores = _scores(work, work.query[:, :, start:end], key, distance, slice(0, keys))
+    scores = _scores(work, work.query[:, :, start:end], key, distance, slice(0, keys), end - keys)
     if work.mask is not None:
         scores = add_mask(scores, work.mask[:, :, start:end, :keys], scores.dtype)
     elif work.causal:
-        scores = scores.masked_fill((distance > 0)[:, None], torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill_((distance > 0)[:, None], torch.finfo(scores.dtype).min)
     if work.sinks is not None:
         column = work.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
@@ -121,19 +123,38 @@ def _block(work: Work, weighs: bool, start: int, end: int) -> Output:
     return output, weights if weighs else None
 
 
-def _scores(work: Work, query: Tensor, key: Tensor, distance: Tensor, keys: slice) -> Tensor:
-    """(batch, heads, queries, keys), in fp32 or more."""
+def _scores(work: Work, query: Tensor, key: Tensor, distance: Tensor, keys: slice, ahead: int) -> Tensor:
+    """(batch, heads, queries, keys), in fp32 or more. `ahead`: how many slots the last query is past the last key."""
     terms = work.terms
     content = query if terms.content is None else query + terms.content[:, None].to(query.dtype)
-    scores = content @ key.mT
+    scores = (content * work.scaling) @ key.mT
     position = query if terms.position is None else query + terms.position[:, None].to(query.dtype)
-    by_query = position @ terms.keys.to(query.dtype).mT
-    scores = scores + by_query.gather(-1, _index(terms.rows, distance, scores.shape, by_query.shape[-1]))
+    if work.in_order:
+        scores = scores.add_(_skewed(work, position, keys.stop, ahead))
+    else:
+        by_query = position @ (terms.keys.to(query.dtype) * work.scaling).mT
+        scores = scores.add_(by_query.gather(-1, _index(terms.rows, distance, scores.shape, by_query.shape[-1])))
     if work.by_key is not None:
         rows = _index(terms.query_rows or terms.rows, distance, scores.shape, work.by_key.shape[-1])
-        scores = scores + work.by_key[:, :, keys].gather(-1, rows.mT).mT
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * work.scaling
+        scores = scores.add_(work.by_key[:, :, keys].gather(-1, rows.mT).mT)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return scores if work.softcap is None else torch.tanh(scores / work.softcap) * work.softcap
+
+
+def _skewed(work: Work, query: Tensor, keys: int, ahead: int) -> Tensor:
+    """Queries times the vectors of their distances to all keys, where slots tell distances.
+
+    With a column for each distance that occurs, from the last query to the first key on, row r has key j in column
+    j + queries - 1 - r: one column less from row to row, and all keys stand below each other.
+    """
+    length, rows = query.shape[2], work.terms.keys.shape[1]
+    distances = torch.arange(1 - keys - ahead, length - ahead, device=query.device)
+    vectors = work.terms.keys[:, work.terms.rows(distances).clamp(0, rows - 1)].to(query.dtype)
+    found = (query * work.scaling) @ vectors.mT
+    if length == 1:
+        return found
+    flat = found.flatten(2).narrow(2, length - 1, length * (found.shape[3] - 1))
+    return flat.unflatten(2, (length, -1))[..., :keys]
 
 
 def _index(rows: Callable[[Tensor], Tensor], distance: Tensor, shape: torch.Size, count: int) -> Tensor:
