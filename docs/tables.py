@@ -5,10 +5,12 @@ from pathlib import Path
 
 from hf_posenc.engines.shown import runtimes_markdown
 from hf_posenc.patching.grades import table_markdown
+from hf_posenc.search.rules import rules_markdown
 
 ROOT = Path(__file__).parent.parent
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "README.md": ("table", table_markdown),
+    "docs/search.md": ("rules", rules_markdown),
     "docs/serving.md": ("runtimes", runtimes_markdown),
 }
 """Files, the mark of the table in each, and what makes it."""

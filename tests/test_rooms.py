@@ -23,6 +23,7 @@ ORDER = (
     ("checkpoints",),
     ("serving",),
     ("evaluation",),
+    ("search",),
     ("training",),
     ("cli",),
 )

@@ -69,7 +69,7 @@ def patch_checkpoint(
             f"{origin} holds an adapter, not a model. Merge it first: hf-posenc merge {origin} MERGED; or patch its "
             "base model and train an adapter on that."
         )
-    raw = _config_of(origin)
+    raw = config_of(origin)
     family = family_of(raw.get("model_type"))
     if family is not None and len(family.axes) > 1:
         raise PosencError(
@@ -111,12 +111,12 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     where = os.fspath(path)
     adapter = find(where, ADAPTER, hub)
     if adapter is None:
-        return describe(model_of_config(_config_of(where, hub))), None
+        return describe(model_of_config(config_of(where, hub))), None
     settings, file = adapter_settings(read_json(adapter)), find(where, FILE, hub)
     base = settings.get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise PosencError(f"{where} does not say what its base model is ({base!r}).")
-    raw = _config_of(base, {})
+    raw = config_of(base, {})
     record = None if file is None else adapter_record(read_json(file))[0]
     if "posenc" in raw and record is not None and record != Record.from_dict(raw["posenc"]):
         raise PosencError(
@@ -141,7 +141,8 @@ def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def _config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
+def config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What config.json says, of a folder, a hub name or a model of this package."""
     file = find(path, CONFIG, hub or {})
     if file is None:
         raise PosencError(f"{path} holds no {CONFIG}: it is not a checkpoint of a model.")

@@ -21,6 +21,7 @@ from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .known import EXISTING, PLANS, check, scheme_names
+from .search import recommend, search
 from .serve_args import serve_args
 from .serving import doctor, export, verify
 from .training import ANY_WORDS, show_recipes, train
@@ -183,6 +184,8 @@ app.command("eval", cls=ListCommand, short_help="Measure how far a model can rea
 app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")(answering(compare_command))
 
 
+app.command("search", short_help="Find the best factors or options for a model.")(answering(search))
+app.command("recommend", short_help="Say which scheme to take.")(answering(recommend))
 app.command("train", context_settings=ANY_WORDS, short_help="Fine-tune a model by a recipe.")(train)
 app.add_typer(bench, name="bench")
 app.command("recipes", short_help="List the recipes of this package.")(answering(show_recipes))

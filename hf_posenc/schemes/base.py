@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..core.axes import ONE_AXIS
 from ..core.effects import Effect, Geometry, OwnTable, Span
+from ..core.ranges import Range
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
 from .checked import Checked
@@ -166,6 +167,10 @@ class Scheme(Checked):
                 f"{geometry.trained_length}) or factor=."
             )
         return found
+
+    def ranges(self, geometry: Geometry) -> dict[str, Range]:
+        """The options that a search may tune on this model, with the values that make sense for it; {} for none."""
+        return {}
 
     def refuse_undeclared(self, effect: Effect) -> None:
         """Raise where the class keeps quiet about what its effect does: that is asked before there is an effect."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.effects import Geometry
+from ..core.ranges import Range
 from ..errors import PosencError
 from .base import register_scheme
 from .frequencies import llama3_frequencies
@@ -32,6 +33,9 @@ class Llama3(RescaledRope):
                 f"high_freq_factor={self.high_freq_factor:g} must be greater than "
                 f"low_freq_factor={self.low_freq_factor:g}."
             )
+
+    def ranges(self, geometry: Geometry) -> dict[str, Range]:
+        return {"low_freq_factor": Range(0.25, 2.0, log=True), "high_freq_factor": Range(2.5, 16.0, log=True)}
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return llama3_frequencies(inv_freq, factor, length, self.low_freq_factor, self.high_freq_factor)

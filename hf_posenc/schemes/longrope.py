@@ -11,6 +11,7 @@ from ..errors import PosencError
 from .base import register_scheme
 from .checked import finite
 from .frequencies import (
+    as_longrope,
     base_frequencies,
     longrope_attention_factor,
     longrope_frequencies,
@@ -25,8 +26,9 @@ from .rotary import RotaryScheme
 class LongRope(RotaryScheme):
     """Divides pair i by short_factor[i] while a query sees no more than the trained length, by long_factor[i] after.
 
-    The lists come from a search over the model at hand. Without them short is 1 and long is YaRN's map, a common
-    start of that search.
+    The lists come from a search over the model at hand (`hf-posenc search`). Without them short is 1 and long is
+    YaRN's map, a common start of that search. With one list for both the angles do not depend on the length, and other
+    runtimes can read them from the config.
     """
 
     name = "longrope"
@@ -66,6 +68,9 @@ class LongRope(RotaryScheme):
             scaling *= longrope_attention_factor(reach.factor, reach.trained)
         else:
             scaling *= float(self.attention_factor)
+        if short == long:  # nothing changes at the border, and transformers' own says the same
+            parameters = as_longrope(geometry, long, scaling, reach) if geometry.rope is not None else None
+            return Effect(rotation=Rotation(inv_freq=long, attention_scaling=scaling, rope_parameters=parameters))
         return Effect(rotation=self._rotation(short, long, scaling, reach.trained))
 
     @staticmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.effects import Effect, Geometry
+from ..core.ranges import Range
 from ..errors import PosencError
 from .base import register_scheme
 from .frequencies import covering_alpha, ntk_frequencies, ntk_theta, present_frequencies, refuse_degenerate
@@ -39,6 +40,10 @@ class Ntk(RescaledRope):
     def effect(self, geometry: Geometry) -> Effect:
         refuse_degenerate(geometry)
         return super().effect(geometry)
+
+    def ranges(self, geometry: Geometry) -> dict[str, Range]:
+        factor = self.span(geometry).factor or 1.0
+        return {"alpha": Range(factor, 16 * factor, log=True)}
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return ntk_frequencies(inv_freq, self.alpha_for(inv_freq, factor, length))

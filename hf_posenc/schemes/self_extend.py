@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..core.effects import Geometry
 from ..core.patterns import Banded, Far, Pattern
+from ..core.ranges import Range
 from ..errors import PosencError
 from .base import register_scheme
 from .pattern import TwoPositionScheme, rounded_up
@@ -31,6 +32,14 @@ class SelfExtend(TwoPositionScheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_count("window", "group")
+
+    def ranges(self, geometry: Geometry) -> dict[str, Range]:
+        reach = self.span(geometry)
+        widest, least = max(3 * reach.trained // 4, 2), max(rounded_up(reach.target / reach.trained), 1)
+        return {
+            "window": Range(max(reach.trained // 16, 1), widest, log=True, whole=True),
+            "group": Range(least, 8 * least, log=True, whole=True),  # what falls short of the target is refused
+        }
 
     def pattern(self, geometry: Geometry) -> Pattern:
         reach = self.span(geometry)

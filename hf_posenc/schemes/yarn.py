@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.effects import Effect, Geometry
+from ..core.ranges import Range
 from ..errors import PosencError
 from .base import register_scheme
 from .frequencies import refuse_degenerate, yarn_attention_factor, yarn_frequencies
@@ -43,6 +44,13 @@ class Yarn(RescaledRope):
     def effect(self, geometry: Geometry) -> Effect:
         refuse_degenerate(geometry)
         return super().effect(geometry)
+
+    def ranges(self, geometry: Geometry) -> dict[str, Range]:
+        return {
+            "beta_fast": Range(6.0, 128.0, log=True),
+            "beta_slow": Range(0.25, 5.0, log=True),
+            "attention_factor": Range(0.9, 1.6),
+        }
 
     def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return yarn_frequencies(inv_freq, factor, length, self.beta_fast, self.beta_slow, self.truncate)

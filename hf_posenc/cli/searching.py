@@ -1,0 +1,104 @@
+"""What `hf-posenc search` and `recommend` do once they are understood."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.on_disk import config_of, model_of_config
+from ..checkpoints.save_load import save, tokenizer_of
+from ..errors import PosencError
+from ..evaluation.measures.texts import tokenized
+from ..patching.patch import patch_model
+from ..search.budget import Budget
+from ..search.evolution import Round
+from ..search.page import page
+from ..search.recommend import recommend
+from ..search.search import Found, search
+from ..search.sharing import Shared
+from .measuring import loaded
+
+
+def run_search(
+    model: str,
+    target: int,
+    out: Path,
+    texts: dict[str, str],
+    scheme: str,
+    fitness: str,
+    short_weight: float,
+    sizes: dict[str, int],
+    seed: int,
+    dtype: str,
+    device: str,
+) -> None:
+    budget = Budget(**sizes)
+    live, tokenizer = loaded(model, device, dtype, None), tokenizer_of(model)
+    out.mkdir(parents=True, exist_ok=True)
+    found = search(
+        live, tokenizer, tokenized(texts, tokenizer), target_length=target, scheme=scheme, fitness=fitness,
+        short_weight=short_weight, budget=budget, seed=seed, out=out / "search.jsonl", tell=teller(budget),
+    )  # fmt: skip
+    if not Shared().first:
+        return
+    patch_model(live, found.scheme, existing="extend")
+    save(live, out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    command = f"hf-posenc eval {out} --lengths {target} --text ... --tasks perplexity,passkey"
+    (out / "search.html").write_text(page(found, command), encoding="utf-8")
+    show(found, out, command)
+
+
+def teller(budget: Budget) -> Any:
+    """Says after each round what is best, and how long the rest will take."""
+    begun, done = time.monotonic(), 0
+
+    def tell(now: Round) -> None:
+        nonlocal done
+        taken = time.monotonic() - begun
+        left = "" if not done else f", about {taken / done * (budget.rounds - done):.0f} s left"
+        told = f"round {done} of {budget.rounds}: best loss {now.best:.4f} of {now.tried} candidates{left}"
+        print(told, file=sys.stderr, flush=True)
+        done += 1
+
+    return tell
+
+
+def show(found: Found, out: Path, command: str) -> None:
+    print(found.sentence)
+    for length in sorted({row.length for row in found.rows}):
+        print(f"\nloss at {length} tokens of held-out text:")
+        for row in sorted((r for r in found.rows if r.length == length), key=lambda r: r.value):
+            bars = "" if row.stderr is None else f" ± {row.stderr:.4f}"
+            print(f"  {row.scheme:<22}{row.value:.4f}{bars}")
+    print(f"\n{out} holds the checkpoint, search.jsonl and search.html.\nNext: {command}")
+
+
+def run_recommend(
+    model: str,
+    target: int,
+    texts: dict[str, str],
+    serve: str | None,
+    training: bool,
+    out: str | None,
+    dtype: str,
+    device: str,
+) -> None:
+    if not texts:  # the config alone says what fits
+        skeleton = model_of_config(config_of(model))
+        print(recommend(skeleton, target_length=target, serve=serve, training=training, path=model))
+        return
+    live, tokenizer = loaded(model, device, dtype, None), tokenizer_of(model)
+    if tokenizer is None:
+        raise PosencError(
+            f"There is no tokenizer at {model!r} to read text with: leave --text out, or save one there."
+        )
+    documents = tokenized(texts, tokenizer)
+    print(
+        recommend(
+            live, tokenizer, documents, target_length=target, serve=serve, training=training, path=model, out=out
+        )
+    )

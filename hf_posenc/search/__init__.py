@@ -1,0 +1,22 @@
+"""The best positions for one's own model, length and text: searched for, or recommended."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .budget import Budget
+    from .recommend import Advice, recommend
+    from .search import Found, search
+
+__all__ = ["Advice", "Budget", "Found", "recommend", "search"]
+_HOMES = {
+    ".budget": ("Budget",),
+    ".recommend": ("Advice", "recommend"),
+    ".search": ("Found", "search"),
+}
+__getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

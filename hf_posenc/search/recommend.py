@@ -1,0 +1,208 @@
+"""`recommend`: which scheme to take for a model, a length and a runtime; from rules alone, or from measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engines.kinds import keys_of, kind_of_rope
+from ..engines.table import RUNTIMES, look_up
+from ..errors import PosencError, suggestion
+from ..evaluation.measures.perplexity import Reading
+from ..evaluation.measures.rows import Row
+from ..evaluation.measures.texts import Document
+from ..evaluation.runs.compare import compare
+from ..evaluation.runs.entries import Entry
+from ..evaluation.runs.options import Options
+from ..evaluation.runs.standings import standings
+from ..families import places
+from ..patching.configs import places_to_patch
+from ..patching.describe import describe
+from ..patching.lengths import trained_length
+from ..patching.live import bare, is_patched
+from ..patching.measure import measure
+from ..patching.plan import plan
+from ..patching.untrained import needs_training
+from ..schemes import SCHEMES
+from .rules import RULES, Rule
+
+MOST = 4
+"""Candidates that are measured."""
+WINDOWS = 20
+
+
+@dataclass(frozen=True)
+class Option:
+    """A scheme that would do."""
+
+    rule: Rule
+    needs_training: bool
+    portability: str
+    served: str
+    """What the runtime that was asked for makes of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One sentence, what it rests on, and the command to go on with."""
+
+    sentence: str
+    options: list[Option]
+    passed_over: dict[str, str]
+    """Schemes that do not fit, and why."""
+    command: str
+    rows: list[Row] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        lines = [self.sentence, ""]
+        for option in self.options:
+            trained = "needs training" if option.needs_training else "works as it is"
+            lines.append(f"{option.rule.label:<18}{trained}; {option.portability}; {option.rule.why}")
+            lines.append(f"{'':<18}from: {option.rule.source}")
+            if option.served:
+                lines.append(f"{'':<18}served: {option.served}")
+        lines += [f"{label:<18}left out: {why}" for label, why in self.passed_over.items()]
+        return "\n".join([*lines, "", f"Next: {self.command}"])
+
+
+def recommend(
+    model: Any,
+    tokenizer: Any = None,
+    documents: Sequence[Document] = (),
+    *,
+    target_length: int,
+    serve: str | None = None,
+    training: bool = True,
+    path: str = "MODEL",
+    out: Any = None,
+) -> Advice:
+    """Which scheme to take. With `documents` the candidates that fit are measured; the model ends as it came.
+
+    `serve` names the runtime that must compute it right, `training=False` rules out what needs training. A winner is
+    named only where error bars carry it.
+    """
+    inner = bare(model)
+    if is_patched(inner):
+        raise PosencError("A recommendation starts from the model's own positions: call unpatch_model first.")
+    if serve is not None and serve not in RUNTIMES:
+        raise PosencError(f"Unknown runtime {serve!r}.{suggestion(serve, list(RUNTIMES))}")
+    trained = trained_length(model)
+    if target_length <= trained:
+        raise PosencError(
+            f"A target of {target_length} tokens is no longer than the trained length, {trained}: the model reads it "
+            "as it is."
+        )
+    fitting, passed_over = _fitting(inner, target_length, trained, serve, training)
+    if not fitting:
+        reasons = "; ".join(f"{label}: {why}" for label, why in passed_over.items()) or "no rule fits"
+        raise PosencError(f"Nothing fits a target of {target_length} tokens on this model ({reasons}).")
+    rows = _measured(model, tokenizer, documents, fitting, target_length, out) if documents else []
+    best, sentence = _verdict(fitting, rows, target_length, trained)
+    return Advice(
+        sentence=sentence, options=fitting, passed_over=passed_over, command=_command(best, path, target_length, rows),
+        rows=rows,
+    )  # fmt: skip
+
+
+def _fitting(
+    model: Any, target: int, trained: int, serve: str | None, training: bool
+) -> tuple[list[Option], dict[str, str]]:
+    """The rules that fit, each tried on the model itself, and why others do not."""
+    where = places(model)
+    own = where.family.positions.split(" or ")[0]
+    found: list[Option] = []
+    passed_over: dict[str, str] = {}
+    for rule in RULES:
+        if rule.label in {option.rule.label for option in found} or not rule.fits(own, target / trained, True):
+            continue
+        untrained = needs_training_for(rule, where)
+        if not training and (rule.trains or untrained):
+            passed_over[rule.label] = "it needs training"
+            continue
+        try:
+            option = _tried(model, rule, target, serve, untrained)
+        except PosencError as error:
+            passed_over[rule.label] = str(error)
+            continue
+        if serve is not None and not option.served.startswith("right"):
+            passed_over[rule.label] = f"{RUNTIMES[serve]}: {option.served or 'untried'}"
+            continue
+        found.append(option)
+    return sorted(found, key=lambda option: option.rule.trains), passed_over
+
+
+def needs_training_for(rule: Rule, where: Any) -> bool:
+    return needs_training(SCHEMES[rule.scheme], where.family)
+
+
+def _tried(model: Any, rule: Rule, target: int, serve: str | None, untrained: bool) -> Option:
+    """What a patch by a rule would be, and who could serve it."""
+    where, scheme = (
+        places_to_patch(model),
+        SCHEMES[rule.scheme].from_options({"target_length": target, **rule.options}),
+    )
+    journal = plan(where, scheme, measure(where, scheme, "extend", None))
+    journal.apply()
+    try:
+        said = describe(model)
+        config = model.config.to_dict()
+        sealed = said.portability.startswith("sealed")
+        kind = "sealed" if sealed else kind_of_rope(config.get("rope_parameters") or {})
+        served = "" if serve is None else _served(serve, model.config.model_type, kind, keys_of(config))
+        return Option(rule, untrained or rule.trains, said.portability.partition(":")[0], served)
+    finally:
+        journal.undo()
+        journal.forget()
+
+
+def _served(runtime: str, architecture: str, kind: str, keys: set[str]) -> str:
+    """The better of what a runtime makes of the checkpoint and of an export."""
+    found = [look_up(runtime, way, architecture, kind, keys) for way in ("checkpoint", "export")]
+    said = [f"{entry}{', by `hf-posenc export`' if entry.way == 'export' else ''}" for entry in found if entry]
+    right = [each for each in said if each.startswith("right")]
+    return (right or said or ["untried"])[0]
+
+
+def _measured(
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: list[Option], target: int, out: Any
+) -> list[Row]:
+    entries = [Entry(o.rule.label, o.rule.scheme, dict(o.rule.options)) for o in options if not o.needs_training]
+    if not entries:
+        return []
+    return compare(
+        model,
+        tokenizer,
+        entries[:MOST],
+        documents,
+        target_length=target,
+        options=Options(lengths=(target,), tasks=("perplexity",), reading=Reading(windows=WINDOWS)),
+        out=out,
+    )
+
+
+def _verdict(options: list[Option], rows: list[Row], target: int, trained: int) -> tuple[Rule, str]:
+    """The rule to go on with, and one sentence that is no stronger than its evidence."""
+    how_far = f"{target} tokens ({target / trained:.3g} times the trained {trained})"
+    at = [s for s in standings(rows) if s.length == target and s.scheme != "unpatched"]
+    if not at:
+        rule = options[0].rule
+        after = ", then train it" if options[0].needs_training else ""
+        return rule, f"For {how_far}: {rule.label}{after}. By rule, not measured: --text measures."
+    first = at[0]
+    rule = next(o.rule for o in options if o.rule.label == first.scheme)
+    level = [name for name in first.tied if name != "unpatched"]
+    plus = "" if first.stderr is None else f" ± {first.stderr:.3f}"
+    if "unpatched" in first.tied:
+        return rule, f"For {how_far} nothing is better than the model as it is, as far as error bars tell."
+    if level:
+        named = ", ".join([first.scheme, *level])
+        return rule, f"For {how_far} {named} are level (loss {first.value:.3f}{plus}): error bars carry no winner."
+    return rule, f"For {how_far} take {first.scheme}: loss {first.value:.3f}{plus}, better than all others measured."
+
+
+def _command(rule: Rule, path: str, target: int, rows: list[Row]) -> str:
+    if rule.trains:
+        return f"hf-posenc recipes (then: hf-posenc train RECIPE --model.path={path} --scheme.target_length={target})"
+    options = "".join(f" --option {key}={value}" for key, value in rule.options.items())
+    return f"hf-posenc patch {path} {path.rstrip('/')}-long --scheme {rule.scheme} --target-length {target}{options}"

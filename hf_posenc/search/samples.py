@@ -1,0 +1,94 @@
+"""What candidates are read on: windows of text, or needles whose answers alone are scored; and what judges them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PosencError
+from ..evaluation.measures.losses import token_losses
+from ..evaluation.measures.needles import Retrieval, trials
+from ..evaluation.measures.perplexity import rows_together
+from ..evaluation.measures.texts import Document, spread_windows, window_ids
+
+FITNESSES = ("loss", "needles")
+NEEDLES = ("passkey", "multikey")
+SCORED = 64
+GUIDING = 0.6
+"""The share of each text that guides the search; what follows judges it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Tokens, of which the last `scored` count."""
+
+    ids: Tensor
+    scored: int
+
+
+def split(documents: Sequence[Document], needed: int) -> tuple[list[Document], list[Document]]:
+    """The first part of every text, and the rest; no token is in both. Texts too short for that are refused."""
+    guiding: list[Document] = []
+    judging: list[Document] = []
+    for document in documents:
+        at = int(len(document.ids) * GUIDING)
+        for found, ids in ((guiding, document.ids[:at]), (judging, document.ids[at:])):
+            if len(ids) >= needed:
+                found.append(Document(document.name, ids, ""))
+    if not guiding or not judging:
+        most = max((len(document.ids) for document in documents), default=0)
+        wanted = math.ceil(needed / min(GUIDING, 1 - GUIDING))
+        raise PosencError(
+            f"Text must be split into a part that guides the search and one that judges it, each of {needed} tokens "
+            f"or more: a text of {wanted} tokens is needed, and the longest has {most}. Give a longer text, or a "
+            "shorter target."
+        )
+    return guiding, judging
+
+
+def text_samples(documents: Sequence[Document], length: int, count: int, bos: int | None) -> list[Sample]:
+    """Windows spread over the texts, the end of each scored; as many as there is room for, up to `count`."""
+    size = length - (bos is not None)
+    scored = min(SCORED, size - 1)
+    room = sum(1 + (len(document.ids) - size) // scored for document in documents)
+    windows = spread_windows(documents, size, size, scored, None if room < count else count)
+    return [Sample(window_ids(documents, [w], bos)[0], w.scored) for w in windows]
+
+
+def needle_samples(tokenizer: Any, length: int, count: int, seed: int) -> list[Sample]:
+    """Prompts that hide a number, with the answer behind them: only that is scored, as LongRoPE2 does."""
+    found: list[Sample] = []
+    each = math.ceil(count / (5 * len(NEEDLES)))
+    for task in NEEDLES:
+        for trial in trials(task, length, tokenizer, Retrieval(trials=each, seed=seed)):
+            answer = tokenizer(trial.answers[0], add_special_tokens=False)["input_ids"]
+            found.append(Sample(torch.tensor([*trial.ids, *answer]), len(answer)))
+    step = len(found) / count  # of all tasks and depths, not of the first
+    return [found[int(i * step)] for i in range(count)]
+
+
+def sample_losses(model: Any, samples: Sequence[Sample]) -> list[float]:
+    """The mean loss of each sample; infinite where the model makes no number of it."""
+    losses = [math.inf] * len(samples)
+
+    def shape(index: int) -> tuple[int, int]:
+        return len(samples[index].ids), samples[index].scored
+
+    for (length, scored), group in groupby(sorted(range(len(samples)), key=shape), key=shape):
+        indices, together = list(group), rows_together(length, model.device.type)
+        for at in range(0, len(indices), together):
+            part = indices[at : at + together]
+            ids = torch.stack([samples[i].ids for i in part])
+            try:
+                found = token_losses(model, ids, last=scored)
+            except PosencError:  # not finite
+                continue
+            for index, loss in zip(part, found.double().mean(-1).tolist(), strict=True):
+                losses[index] = loss
+    return losses

@@ -1,0 +1,166 @@
+"""What can be searched: a factor for each pair, or the options of a scheme. Candidates are tuples of numbers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..core.effects import Geometry
+from ..core.ranges import Range
+from ..errors import PosencError
+from ..schemes import SCHEMES, Scheme
+from ..schemes.frequencies import base_frequencies, longrope_attention_factor
+
+Genes = tuple[float, ...]
+CHANGED = 0.3
+"""The share of a candidate's numbers that a mutation changes, as in LongRoPE."""
+OVER = 1.25
+"""Factors go up to so many times that of the target, as in LongRoPE."""
+STARTS = ("linear", "ntk", "yarn", "llama3")
+"""The maps that a search over factors begins with."""
+ATTENTION = Range(0.8, 1.8)
+KEPT = -1.0
+"""In the place of an option that stays as the scheme itself has it."""
+
+
+class Space(Protocol):
+    """What a search moves in."""
+
+    def starts(self) -> dict[str, Genes]:
+        """Candidates to begin with, by what they are called."""
+        ...
+
+    def varied(self, genes: Genes, rng: random.Random) -> Genes: ...
+
+    def crossed(self, first: Genes, second: Genes, rng: random.Random) -> Genes: ...
+
+    def scheme(self, genes: Genes) -> Scheme:
+        """What a candidate stands for; raises where the scheme refuses it."""
+        ...
+
+
+@dataclass(frozen=True)
+class FactorSpace:
+    """A factor for each pair, from 1 up and never less than that of a faster pair, behind a factor on attention."""
+
+    geometry: Geometry
+    target: int
+
+    @property
+    def base(self) -> Genes:
+        return base_frequencies(self.geometry)[0]
+
+    @property
+    def factor(self) -> float:
+        return self.target / self.geometry.trained_length
+
+    @property
+    def most(self) -> float:
+        return OVER * self.factor
+
+    def starts(self) -> dict[str, Genes]:
+        """Published maps, and ramps up to each of the pairs around the one that theory calls critical."""
+        found = {f"{name}'s factors": self.genes_of(SCHEMES[name](target_length=self.target)) for name in STARTS}
+        theory = critical_pair(self.base, self.geometry.trained_length)
+        for pair in range(max(theory - 3, 1), min(theory + 2, len(self.base) - 1) + 1):
+            attention = longrope_attention_factor(self.factor, self.geometry.trained_length)
+            found[f"ramp to pair {pair}"] = (attention, *ramp(len(self.base), pair, self.factor))
+        return found
+
+    def genes_of(self, scheme: Scheme) -> Genes:
+        """The factors of a scheme that rescales RoPE, as far as the bounds of this space hold them."""
+        rotation = scheme.effect_on(self.geometry).rotation
+        assert rotation is not None
+        base, scaling = base_frequencies(self.geometry)
+        factors = [b / f if f else self.most for b, f in zip(base, tuple(rotation.inv_freq), strict=True)]
+        return (rotation.attention_scaling / scaling, *self.monotone(factors))
+
+    def monotone(self, factors: Sequence[float]) -> Genes:
+        found: list[float] = []
+        for factor in factors:
+            found.append(max(min(max(factor, 1.0), self.most), found[-1] if found else 1.0))
+        return tuple(found)
+
+    def varied(self, genes: Genes, rng: random.Random) -> Genes:
+        """Some factors changed each by itself, or all from some pair on together, or attention."""
+        attention, factors = genes[0], list(genes[1:])
+        way = rng.choice(("each", "from", "attention"))
+        if way == "each":
+            factors = [f * math.exp(rng.gauss(0, 0.15)) if rng.random() < CHANGED else f for f in factors]
+        elif way == "from":
+            first, by = rng.randrange(len(factors)), math.exp(rng.gauss(0, 0.25))
+            factors = [f * by if i >= first else f for i, f in enumerate(factors)]
+        else:
+            attention = min(max(attention * math.exp(rng.gauss(0, 0.04)), ATTENTION.low), ATTENTION.high)
+        return (round(attention, 4), *(round(f, 4) for f in self.monotone(factors)))
+
+    def crossed(self, first: Genes, second: Genes, rng: random.Random) -> Genes:
+        attention, *factors = (rng.choice(pair) for pair in zip(first, second, strict=True))
+        return (attention, *self.monotone(factors))
+
+    def scheme(self, genes: Genes) -> Scheme:
+        attention, *factors = genes
+        listed = tuple(factors)
+        options = {"short_factor": listed, "long_factor": listed, "attention_factor": attention}
+        return SCHEMES["longrope"].from_options({"target_length": self.target, **options})
+
+
+def critical_pair(frequencies: Sequence[float], trained: int) -> int:
+    """The first pair that has not gone round once within the trained length."""
+    waves = [2 * math.pi / f if f else math.inf for f in frequencies]
+    return next((i for i, wave in enumerate(waves) if wave > trained), len(waves) - 1)
+
+
+def found_critical_pair(factors: Sequence[float], factor: float) -> int:
+    """The first pair that is slowed by all of the factor, or nearly: from there on nothing new is seen."""
+    return next((i for i, f in enumerate(factors) if f >= 0.95 * factor), len(factors))
+
+
+def ramp(count: int, pair: int, factor: float) -> Genes:
+    """Factors that rise evenly, as ratios, up to a pair, and stay: NTK's below it, interpolation from it on."""
+    return tuple(factor ** min(i / pair, 1.0) for i in range(count))
+
+
+@dataclass(frozen=True)
+class OptionSpace:
+    """The options of a scheme that it declares ranges for, each as its share of the range."""
+
+    start: Scheme
+    ranges: Mapping[str, Range]
+    geometry: Geometry
+
+    def starts(self) -> dict[str, Genes]:
+        """The scheme as it is, and the middle of every range."""
+        return {self.start.name: self._default(), "the middle of all ranges": (0.5,) * len(self.ranges)}
+
+    def _default(self) -> Genes:
+        given = {n: v for n, v in self.start.options().items() if not isinstance(v, str)}
+        return tuple(r.share(given[n]) if n in given else KEPT for n, r in self.ranges.items())
+
+    def varied(self, genes: Genes, rng: random.Random) -> Genes:
+        chosen = [rng.random() < max(CHANGED, 1 / len(genes)) for _ in genes]
+        if not any(chosen):
+            chosen[rng.randrange(len(genes))] = True
+        moved = [rng.random() if x == KEPT else x + rng.gauss(0, 0.15) for x in genes]
+        return tuple(round(min(max(m, 0.0), 1.0), 4) if c else x for x, m, c in zip(genes, moved, chosen, strict=True))
+
+    def crossed(self, first: Genes, second: Genes, rng: random.Random) -> Genes:
+        return tuple(rng.choice(pair) for pair in zip(first, second, strict=True))
+
+    def scheme(self, genes: Genes) -> Scheme:
+        """An option that no range has touched stays as it was."""
+        moved = {n: r.at(x) for (n, r), x in zip(self.ranges.items(), genes, strict=True) if x != KEPT}
+        return type(self.start).from_options({**self.start.options(), **moved})
+
+
+def option_space(start: Scheme, geometry: Geometry) -> OptionSpace:
+    ranges = start.ranges(geometry)
+    if not ranges:
+        able = sorted(name for name, cls in SCHEMES.items() if cls.ranges is not Scheme.ranges)
+        raise PosencError(
+            f"{start.name!r} has no options that could be searched. Those that have: {', '.join(['longrope', *able])}."
+        )
+    return OptionSpace(start, ranges, geometry)
