@@ -18,7 +18,7 @@ from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import train
 from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings
-from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, share_text, whole_text
+from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, refuse_zero3, share_text, whole_text
 from hf_posenc.training.shipped import launchers
 from hf_posenc.training.trainer import arguments, rows_a_step
 
@@ -214,6 +214,15 @@ def test_streams_and_other_ways_to_share_are_refused():
     for kind in ("tp_size", "sp_size"):
         with pytest.raises(PosencError, match="which recipes do not know"):
             refuse_sharded_text(settings(), *launched(**{kind: 2}))
+
+
+def test_zero3_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    refuse_zero3()
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    with pytest.raises(PosencError, match=r"Launch with .*fsdp2"):
+        refuse_zero3()
 
 
 def test_old_rows_that_would_be_trained_are_refused():

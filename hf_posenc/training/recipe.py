@@ -45,7 +45,15 @@ from .loss import LossHead
 from .preparing import held_out_rows, made, measurement, named, patch, positions_name, positions_record, training_rows
 from .resuming import Clock, Past, console, where_to_begin
 from .settings import Settings
-from .sharding import launched_parallel, launched_sharded, refuse_lost_rows, refuse_sharded_text, share_text, sharing
+from .sharding import (
+    launched_parallel,
+    launched_sharded,
+    refuse_lost_rows,
+    refuse_sharded_text,
+    refuse_zero3,
+    share_text,
+    sharing,
+)
 from .sources import corpora
 from .trainer import ContextTrainer, arguments, rows_a_step
 from .tuning import counted, trained_count, tuned
@@ -115,6 +123,7 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     clock = Clock()
     refuse_output(settings)
     refuse_absent_packages(settings)
+    refuse_zero3()
     args = arguments(settings)  # from here on there are as many processes as were launched
     refuse_other_launch(settings, args.world_size, int(os.environ.get("WORLD_SIZE", 1)))
     refuse_small_batches(settings, args.world_size)

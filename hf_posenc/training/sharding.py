@@ -41,6 +41,16 @@ def launched_sharded() -> bool:
     return any(os.environ.get(f"ACCELERATE_USE_{way}", "false").lower() == "true" for way in ("FSDP", "DEEPSPEED"))
 
 
+def refuse_zero3() -> None:
+    """Raise under ZeRO-3: transformers cuts weights while it loads them, and a model is patched whole."""
+    asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if asked and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+        raise PosencError(
+            "Recipes do not run under DeepSpeed's ZeRO-3, which leaves no whole weights to patch. Launch with "
+            f"{launching_with('fsdp2')}, which shards parameters too."
+        )
+
+
 def sharing(parallel: Any) -> int:
     """How many processes share each text."""
     return 1 if parallel is None else int(parallel.cp_size)
