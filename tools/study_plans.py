@@ -1,0 +1,148 @@
+"""DroPE and SWAN against schemes that need no training, and against YaRN tuned with the same budget, on `tiny`.
+
+    python tools/study_plans.py --out build/study [--seeds 3] [--only drope]
+
+Trains what is to be trained (a tenth of the pretraining's steps each), measures perplexity and passkeys at 1, 2, 4 and
+8 times the trained length, and prints the table, means over seeds with their standard errors. Seeds draw the rows of
+training and the passkeys; windows of text are the same for all. A run that was interrupted goes on: trained models are
+in the folder, rows in rows.jsonl.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from hf_posenc import load, patch_model
+from hf_posenc.evaluation import Document, Options, Reading, Retrieval, evaluate, tokenized
+from hf_posenc.models import model_path
+from hf_posenc.training.stdlib import stdlib_texts
+
+LENGTHS = (256, 512, 1024, 2048)
+REACH = 2560
+"""What schemes are made for: a quarter more than is read, since they are weakest at their end."""
+TEMPERATURES = ("log", "llama4 floor=256", "ministral", "drope", "drope c=0.412", "ssmax")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of the table: what is trained, and how the result is patched before it is read."""
+
+    recipe: str | None = None
+    words: tuple[str, ...] = ()
+    scheme: str | None = None
+    """None leaves the model as it was trained."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def arms() -> dict[str, Arm]:
+    far = {"target_length": REACH}
+    found = {"unpatched": Arm()}
+    found |= {scheme: Arm(scheme=scheme, options=far) for scheme in ("ntk", "yarn", "self_extend")}
+    budget = "--train.max_steps=160"  # as many tokens as the others: 4 rows of 1024 instead of 8 of 256
+    found["yarn, LoRA"] = Arm("tiny_yarn", (budget,))
+    found["drope, untrained"] = Arm(scheme="none", options=far)
+    found["drope"] = Arm("tiny_drope", scheme="none", options=far)
+    found["swan, untrained"] = Arm(scheme="swan", options={**far, "window": 64})
+    found["swan"] = Arm("tiny_swan")
+    for kind in TEMPERATURES:
+        found[f"drope with {kind}"] = Arm("tiny_drope", scheme="none", options={**far, "temperature": kind})
+        found[f"yarn with {kind}"] = Arm(scheme="yarn", options={**far, "temperature": kind})
+    return found
+
+
+def trained(arm: Arm, seed: int, folder: Path, more: list[str]) -> str:
+    """The folder of the arm's model; trains it where it is not there yet, or goes on where a run was cut off."""
+    if arm.recipe is None:
+        return "tiny"
+    output = folder / f"{arm.recipe}-{seed}"
+    done = output / "metrics.json"
+    if not done.exists():
+        resume = ["--resume"] if any(output.glob("checkpoint-*")) else []
+        words = [f"--output={output}", f"--train.seed={seed}", "--measure={lengths: [256], windows: 4}"]
+        command = [sys.executable, "-m", "hf_posenc.training", arm.recipe, *words, *arm.words, *more, *resume]
+        subprocess.run(command, check=True)
+    return str(output / ("adapter" if (output / "adapter").exists() else "model"))
+
+
+def measured(arm: Arm, path: str, seed: int, documents: list[Document], windows: int, trials: int) -> Iterator[dict]:
+    model, tokenizer = load(path, dtype=torch.float32), AutoTokenizer.from_pretrained(model_path("tiny"))
+    if arm.scheme is not None:
+        patch_model(model, arm.scheme, **arm.options)
+    options = Options(
+        lengths=LENGTHS,
+        tasks=("perplexity", "passkey"),
+        reading=Reading(windows=windows),
+        asked=Retrieval(trials=trials, distractors=1, seed=seed),
+    )
+    for row in evaluate(model, tokenizer, documents, options=options, quiet=False):
+        if (row.task, row.metric) == ("perplexity", "loss") or (row.task, row.protocol) == ("passkey", "generation"):
+            yield {"task": row.task, "length": row.length, "value": row.value}
+
+
+def table(rows: list[dict], names: list[str]) -> str:
+    """Perplexity and passkeys as Markdown: the mean over seeds, and its standard error where there are several."""
+    values: dict[tuple[str, int, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        values[row["arm"], row["length"], row["task"]][row["seed"]].append(row["value"])
+
+    def cell(name: str, length: int) -> str:
+        texts = []
+        for task, sign in (("perplexity", ""), ("passkey", " %")):
+            seeds = [statistics.fmean(own) for own in values[name, length, task].values()]
+            if not seeds:
+                return "-"
+            told = [math.exp(s) if task == "perplexity" else 100 * s for s in seeds]
+            error = f" ± {statistics.stdev(told) / math.sqrt(len(told)):.1f}" if len(told) > 1 else ""
+            texts.append(f"{statistics.fmean(told):.1f}{error}{sign}")
+        return " / ".join(texts)
+
+    lines = ["| perplexity / passkeys | " + " | ".join(map(str, LENGTHS)) + " |", "|---" * (len(LENGTHS) + 1) + "|"]
+    seen = {row["arm"] for row in rows}
+    lines += [f"| {n} | " + " | ".join(cell(n, length) for length in LENGTHS) + " |" for n in names if n in seen]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/study"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="arms whose name has this word")
+    parser.add_argument("--windows", type=int, default=48)
+    parser.add_argument("--trials", type=int, default=10, help="at each of five depths")
+    parser.add_argument("--train", nargs="*", default=[], help="more words for the recipes, such as train.max_steps=2")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    file = asked.out / "rows.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    tokenizer = AutoTokenizer.from_pretrained(model_path("tiny"))
+    documents = [d for d in tokenized(stdlib_texts(held_out=True), tokenizer) if len(d.ids) >= 2 * max(LENGTHS)]
+    for seed in range(asked.seeds):
+        for name, arm in arms().items():
+            if asked.only not in name or any((row["arm"], row["seed"]) == (name, seed) for row in rows):
+                continue
+            path = trained(arm, seed, asked.out, [f"--{word}" for word in asked.train])
+            found = [
+                {"arm": name, "seed": seed, **row}
+                for row in measured(arm, path, seed, documents, asked.windows, asked.trials)
+            ]
+            with file.open("a", encoding="utf-8") as out:
+                out.write("".join(json.dumps(row) + "\n" for row in found))
+            rows += found
+    made = table(rows, list(arms()))
+    (asked.out / "table.md").write_text(made + "\n", encoding="utf-8")
+    print(made)
+
+
+if __name__ == "__main__":
+    main()
