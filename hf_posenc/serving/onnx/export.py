@@ -15,6 +15,7 @@ import torch
 
 from ...checkpoints.files import CONFIG, WEIGHTS, read_json
 from ...checkpoints.save_load import load
+from ...core.effects import FollowingRotation
 from ...errors import PosencError, UnsupportedCell
 from ...extras import require
 from ...models import model_path
@@ -97,7 +98,7 @@ def refuse_moving(model: Any) -> None:
     """Raise for a rotation that looks at the length in each call: a graph is traced once."""
     record = record_of(model)
     for effect in record.effects().values() if record is not None else ():
-        if effect.rotation is not None and effect.rotation.follows_length:
+        if isinstance(effect.rotation, FollowingRotation):
             assert record is not None
             nearest = SCHEMES[record.scheme.name].nearest or "ntk"
             raise UnsupportedCell(

@@ -6,8 +6,7 @@
     nearest         the scheme to take instead of one that cannot be told
     known           what these rules were measured in, or read in
 
-How: "saved", by the config as it is saved; "longrope", by a factor for each pair, from the live frequencies; or a word
-that one export knows by itself.
+How: "saved", by the config as it is saved; "longrope", by a factor for each pair, from the live frequencies.
 """
 
 from __future__ import annotations
