@@ -40,6 +40,7 @@ attack: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/scheme_pages.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

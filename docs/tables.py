@@ -8,22 +8,26 @@ from hf_posenc.patching.grades import table_markdown
 from hf_posenc.search.rules import rules_markdown
 
 ROOT = Path(__file__).parent.parent
-TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "README.md": ("table", table_markdown),
-    "docs/search.md": ("rules", rules_markdown),
-    "docs/serving.md": ("runtimes", runtimes_markdown),
-}
-"""Files, the mark of the table in each, and what makes it."""
+TABLES: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ("docs/schemes/README.md", "table", table_markdown),
+    ("docs/search.md", "rules", rules_markdown),
+    ("docs/serving.md", "runtimes", runtimes_markdown),
+)
+"""Files, the mark of a table in each, and what makes it."""
+
+
+def write_table(file: Path, mark: str, table: str) -> None:
+    """Put a table between its marks in a file."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    file.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
 
 
 def main() -> None:
-    for name, (mark, made) in TABLES.items():
-        file, begin, end = ROOT / name, f"<!-- {mark} -->", f"<!-- /{mark} -->"
-        if not file.exists():
-            continue
-        before, _, rest = file.read_text(encoding="utf-8").partition(begin)
-        after = rest.partition(end)[2]
-        file.write_text(f"{before}{begin}\n{made()}\n{end}{after}", encoding="utf-8")
+    for name, mark, made in TABLES:
+        if (ROOT / name).exists():
+            write_table(ROOT / name, mark, made())
 
 
 if __name__ == "__main__":

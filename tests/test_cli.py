@@ -1,4 +1,4 @@
-"""The command line, run as a user runs it, and the README's table, which must say the same."""
+"""The command line, run as a user runs it, and the documentation's table, which must say the same."""
 
 import os
 import shutil
@@ -73,9 +73,9 @@ def test_a_wrong_command_fails_without_a_traceback(arguments):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_the_table_of_the_readme_says_nothing_that_is_not_so():
+def test_the_table_of_schemes_says_nothing_that_is_not_so():
     """It may lag behind a scheme whose file is new, until `make docs`; what it says is right."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "docs" / "schemes" / "README.md").read_text(encoding="utf-8")
     assert readme.count("<!-- table -->") == readme.count("<!-- /table -->") == 1
     said = readme.partition("<!-- table -->")[2].partition("<!-- /table -->")[0].strip().splitlines()
     true = table_markdown().splitlines()
@@ -85,10 +85,11 @@ def test_the_table_of_the_readme_says_nothing_that_is_not_so():
 
 
 def test_make_docs_writes_the_table(tmp_path):
-    """On a README that is out of date, and leaves the rest of it alone."""
-    (tmp_path / "docs").mkdir()
+    """On a page that is out of date, and leaves the rest of it alone."""
+    page = tmp_path / "docs" / "schemes" / "README.md"
+    page.parent.mkdir(parents=True)
     script = shutil.copy(ROOT / "docs" / "tables.py", tmp_path / "docs")
-    (tmp_path / "README.md").write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
+    page.write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
     subprocess.run([sys.executable, script], check=True, timeout=120)
-    written = (tmp_path / "README.md").read_text()
+    written = page.read_text()
     assert written == f"before\n<!-- table -->\n{table_markdown()}\n<!-- /table -->\nafter\n"
