@@ -20,6 +20,8 @@ REFUSED: dict[str, str] = {}
 NO_TABLE: dict[str, str] = {}
 """Model types without a table that cannot be given one, and why."""
 UNTOLD = "its layers are not told positions"
+TOLD_ONE = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_vl_moe_text", "qwen3_vl_text", "qwen4_exp_text")
+"""Model types with M-RoPE whose layers are told one position for each token of a text as well, beside the three."""
 STATES_FIRST = ("gemma3n_text",)
 """Model types whose layers carry several states for each token in front of the batch, not before the channels."""
 

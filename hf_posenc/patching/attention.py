@@ -13,6 +13,7 @@ from ..core.biases import Bias
 from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
+from ..families.base import TOLD_ONE
 from ..families.finding import argument_names, parts_of
 from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
 from ..runtime.grids import GridLink, before_image, before_rotation
@@ -36,6 +37,20 @@ def works_inside(effect: Effect, stack: Stack) -> bool:
 def rotates_inside(effect: Effect, stack: Stack) -> bool:
     """Whether q and k are rotated by us, not by the model's own rotary module."""
     return effect.rotation is not None and (effect.rotation.follows_length or not stack.rotaries)
+
+
+def refuse_several_positions(where: Places, stack: Stack, effects: Effects) -> None:
+    """Raise where a scheme needs one position for each token, and the model has several (M-RoPE)."""
+    sections = (getattr(site.own, "mrope_section", None) for site in stack.rotaries)
+    kind = stack.config.model_type
+    if not any(sections) or (stack.root is where.base and kind in TOLD_ONE):
+        return
+    if any(effect.table is not None or works_inside(effect, stack) for effect in effects.values()):
+        raise UnsupportedCell(
+            f"This scheme, its temperature or its plan needs one position for each token, and this {kind!r} model "
+            "gives each several (M-RoPE: time, height and width). Schemes that rescale RoPE in all layers work: "
+            "'linear', 'ntk', 'yarn', 'llama3'; and 'none'."
+        )
 
 
 def attention_edits(

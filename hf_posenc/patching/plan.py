@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..errors import PosencError
 from ..families import Places
 from ..schemes import Scheme
-from .attention import attention_edits, stranger_edits
+from .attention import attention_edits, refuse_several_positions, stranger_edits
 from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed
 from .layer_plans import planned_rotary_edits, refuse_unlike
@@ -53,6 +53,7 @@ def plan(
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack and group.name in effects]
         if groups:
+            refuse_several_positions(where, stack, effects)
             effect, geometry = effects[groups[0].name], geometries[groups[0].name]
             if stack.embeddings is not None or stack.table is not None or effect.table is not None:
                 edits += table_edits(stack, effect, geometry, size, reach.target, sealed, loaded is not None)
