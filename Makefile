@@ -41,6 +41,7 @@ attack: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/scheme_pages.py
+	$(BIN)/python docs/hero.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
