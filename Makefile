@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check core test compat runtimes bench sweep attack docs lint clean
+.PHONY: demo check core test compat runtimes bench sweep attack docs site lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m hf_posenc.training.demo
@@ -42,6 +42,11 @@ docs: $(STAMP)
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/scheme_pages.py
 	$(BIN)/python docs/hero.py
+
+# The documentation as static files, in build/site; links that lead nowhere are errors.
+site: docs
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

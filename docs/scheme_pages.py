@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -65,7 +66,7 @@ def page(name: str, entry: dict[str, Any], needs: str, drawn: list[Picture]) -> 
         f"# {name}",
         entry["does"],
         f'```python\npatch_model(model, "{name}"{wanted})\n```',
-        f"**Formula.**\n\n```text\n{entry['formula']}\n```",
+        f"**Formula.**\n\n```text\n{re.sub(' {2,}', chr(10), entry['formula'])}\n```",
         f"**Paper.** {paper}, {entry['year']}.",
         f"**Needs training?** {trained}",
         _loaders(name, scheme),
