@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ def on_config(config: Any) -> Any:
     names = sorted(file.stem for file in (ROOT / "docs" / "schemes").glob("*.md") if file.stem != "README")
     pages = [{"All schemes": "schemes/README.md"}, *({name: f"schemes/{name}.md"} for name in names)]
     config.nav = [{"Schemes": pages} if "Schemes" in entry else entry for entry in config.nav]
+    named = {*_pages(config.nav)}
+    new = sorted(file.name for file in (ROOT / "docs").glob("*.md") if file.name not in named)
+    if new:  # a page that nobody has put anywhere yet
+        config.nav.append({"More": new})
     return config
+
+
+def _pages(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        for value in entry.values():
+            yield from _pages(value) if isinstance(value, list) else [value]
 
 
 def on_files(files: Files, config: Any) -> Files:

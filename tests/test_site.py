@@ -1,4 +1,4 @@
-"""The documentation as a site: every page is in its menu, and it builds strictly and fetches nothing."""
+"""The documentation as a site: its menu names pages that are there, and it builds strictly and fetches nothing."""
 
 import importlib.util
 import re
@@ -18,11 +18,14 @@ def leaves(nav):
             yield from leaves(value) if isinstance(value, list) else [value]
 
 
-def test_every_page_is_in_the_menu():
+def test_the_menu_names_pages_that_are_there():
+    """A page that it does not name stands at its end."""
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     beside = {"changelog.md", "contributing.md"}  # from the root of the repository
     pages = {file.name for file in (ROOT / "docs").glob("*.md")}
-    assert sorted(leaves(settings["nav"])) == sorted(pages | beside | {"schemes/"})
+    named = list(leaves(settings["nav"]))
+    assert len(named) == len(set(named)) > 15
+    assert set(named) - pages - beside == {"schemes/"}
 
 
 def test_the_site_builds_strictly_and_fetches_nothing(tmp_path):
