@@ -7,8 +7,10 @@ import ast
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,26 @@ PACKAGE = Path(hf_posenc.__file__).parent
 FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if file.parent.name != "compat"]
 NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
 """Python's own, and public."""
+
+# --- the rule: bounds say what was run ---
+
+
+def test_the_bounds_are_the_releases_that_were_run():
+    root = PACKAGE.parent
+    if not (root / "pyproject.toml").exists():
+        pytest.skip("an installed package has no pyproject.toml beside it")
+    wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = next(line for line in wanted if line.startswith("transformers"))
+    rows = re.findall(r"^\| (5\.\d+)\.\d+ \|.*\| (\d+) of (\d+) \| (\d+) of (\d+) \|", _text("docs/versions.md"), re.M)
+    oldest, newest = rows[0][0], rows[-1][0]
+    assert bounds == f"transformers>={oldest},<5.{int(newest.split('.')[1]) + 1}"
+    assert all(row[1] == row[2] and row[3] == row[4] for row in rows), "not everything passed there"
+    assert re.findall(r'"(5\.\d+)\.\d+"', _text("tools/compat.py")) == [row[0] for row in rows]
+
+
+def _text(name: str) -> str:
+    return (PACKAGE.parent / name).read_text(encoding="utf-8")
+
 
 # --- the rule: private names of others are used in `compat` and nowhere else ---
 
