@@ -280,12 +280,12 @@ def test_describe_reads_what_the_loaded_model_does(scheme, kind, tmp_path, monke
     done = command("describe", tmp_path / "a")
     assert done.exit_code == 0, done.output
     assert scheme in done.output
-    if cells()[scheme, FAMILY[kind]] == SEALED:
-        assert "none can" in done.output
-        nearest = SCHEMES[scheme].nearest
-        assert nearest is None or repr(nearest) in done.output
-    else:
-        assert "none can" not in done.output
+    sealed = cells()[scheme, FAMILY[kind]] == SEALED
+    assert (f"{SEALED}:" in done.output) == sealed
+    assert (
+        expected.nearest is None if not sealed else expected.nearest == (SCHEMES[scheme].nearest or expected.nearest)
+    )
+    assert expected.nearest is None or expected.nearest in done.output
 
 
 @pytest.mark.parametrize("kind", KINDS)

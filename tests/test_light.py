@@ -75,6 +75,7 @@ def test_modules_import_only_what_is_always_there_or_their_own_extra():
     rooms = {"cli": EXTRAS["cli"], "training": EXTRAS["train"], "evaluation/suites": EXTRAS["eval"]}
     rooms |= {"evaluation/report/picture.py": ("matplotlib",), "compat/harness.py": EXTRAS["eval"]}
     rooms["serving/gguf"] = EXTRAS["export"]
+    rooms["training/axolotl_plugin.py"] = ("axolotl",)  # which imports it
     rooms["serving/programs"] = (
         "process",
     )  # which lies beside them: they run in other environments, without this one

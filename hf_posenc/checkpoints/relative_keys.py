@@ -31,7 +31,8 @@ def with_relative_keys(
     scheme = old_terms(raw)
     assert scheme is not None
     with_old_terms(model, scheme)
-    keys = model.base_model.posenc_bias.keys
+    base: Any = model.base_model
+    keys = base.posenc_bias.keys
     if len(names) != len(keys):
         raise PosencError(f"{where} holds {VECTORS} of {len(names)} layers, and has {len(keys)}: it is not whole.")
     for layer, name in zip(keys, names, strict=True):
