@@ -154,8 +154,14 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
     config, _ = unpatched_config(raw, record)
     cls = model_class_of(raw, None)
-    with torch.device("meta"):
-        model: PreTrainedModel = cls(config)
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = cls(config)
+    except Exception as error:  # every model has its own ways to fail on a config
+        raise PosencError(
+            f"No {cls.__name__} can be built from the {CONFIG} ({type(error).__name__}: {error}). It is damaged, or "
+            "from another release of transformers."
+        ) from error
     if record is not None:
         reset_length(model.config, record)
     where = places(model)

@@ -40,6 +40,8 @@ from .staging import cut_off, refuse_target, staged
 
 CARD = "README.md"
 """Libraries write one with every save; one that lies there already may be its owner's."""
+FAILURES = (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, ArithmeticError)
+"""What transformers raises on a checkpoint that it cannot load, or on a config that it cannot build a model from."""
 
 
 def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **kwargs: Any) -> None:
@@ -177,7 +179,7 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
     asked = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         model, report = cls.from_pretrained(where, **{**kwargs, **asked})
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError) as error:
+    except (*FAILURES, SafetensorError) as error:
         raise PosencError(f"{where} cannot be loaded: {error}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)

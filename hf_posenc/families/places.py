@@ -13,6 +13,7 @@ from ..compat.models import release
 from ..errors import UnsupportedModel
 from .base import FAMILIES, GENERIC, REFUSED, Family, family_of
 from .finding import Parts, RotarySite, Site, held_in, layers_with, module_at, parts_of, site_at
+from .sound import refuse_unsound
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,6 +91,7 @@ class Places:
 
 def places(model: PreTrainedModel) -> Places:
     """Find every place in the live model; raises with what was looked for and is missing."""
+    refuse_unsound(model.config)
     kind = model.config.model_type
     if kind in REFUSED:
         raise UnsupportedModel(f"Models of type {kind!r} cannot be patched: {REFUSED[kind]}.")

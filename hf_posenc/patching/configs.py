@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..families import Places, places
+from ..families.sound import refuse_unsound
 
 
 class Reference(NamedTuple):
@@ -94,6 +95,7 @@ def _kinds(cls: Any) -> set[Any]:
 
 def places_to_patch(model: PreTrainedModel) -> Places:
     """The places of a model that is about to be patched, with configs that are its own."""
+    refuse_unsound(model.config)  # before it is copied
     own = OwnConfigs.of(model)
     found = places(model)
     stacks = {id(stack): replace(stack, config=own.copy_of(stack.config)) for stack in found.stacks}

@@ -203,7 +203,7 @@ def cell_of(where: Places, sealed: bool) -> tuple[str, str, set[str]]:
 
 def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:
     if rope is not None and rope.get("rope_type") != SEALED:
-        return rope["rope_theta"]
+        return rope.get("rope_theta")
     return None if record is None else record.scheme.theta(record.geometry)
 
 

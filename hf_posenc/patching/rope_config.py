@@ -43,6 +43,7 @@ SCALED = {
     "mscale_all_dim": 1.0,
 }
 """Scaled as far as any layer that reads it by itself could care."""
+LARGEST_THETA = 1e30
 MOVING = ("dynamic", "longrope")
 """transformers' own types of RoPE whose frequencies change with each call."""
 
@@ -60,11 +61,14 @@ def own_rope(group: Group) -> dict[str, Any]:
     """A copy of the rope parameters of a group of layers, which are checked to be some."""
     config = group.stack.config
     rope = rope_of(config, group.layer_type)
-    if not isinstance(rope, dict) or not isinstance(rope.get("rope_theta"), (int, float)):
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    if not isinstance(rope, dict) or not isinstance(theta, (int, float)) or not 0 < theta <= LARGEST_THETA:
         raise UnsupportedModel(
             f"config.rope_parameters of this {config.model_type!r} model should be one set with a rope_theta"
             f"{f' for {group.layer_type!r}' if group.layer_type else ''}, and is {rope!r}."
         )
+    if not isinstance(rope.get("rope_type", "default"), str):
+        raise UnsupportedModel(f"rope_type in the config should be a name, and is {rope['rope_type']!r}.")
     return {"rope_type": "default", **copy.deepcopy(rope)}
 
 

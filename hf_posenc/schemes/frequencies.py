@@ -177,12 +177,20 @@ PRESENT = {
 def present_frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
     """The frequencies and the attention scale that a model's own `rope_parameters` stand for."""
     kind = rope.get("rope_type", "default")
-    if kind not in PRESENT:
+    if not isinstance(kind, str) or kind not in PRESENT:
         raise UnsupportedCell(
             f"The model's own RoPE is of type {kind!r}; what can be extended is: {', '.join(PRESENT)}. "
             "Pass existing='replace' to start again from plain RoPE with the model's theta."
         )
-    return PRESENT[kind](rope, dim)
+    try:
+        return PRESENT[kind](rope, dim)
+    except PosencError:
+        raise
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # numbers that no model means
+        raise PosencError(
+            f"The frequencies of the model's own {kind!r} RoPE cannot be found ({type(error).__name__}: {error}) from "
+            f"its rope_parameters: {dict(rope)}. Correct the config."
+        ) from None
 
 
 MSCALES = ("short_mscale", "long_mscale")
