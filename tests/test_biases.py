@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from biases import HEADS, MADE, NOT_OF_DISTANCE, Far, KerpleLog, KerplePower, by_formula, scheme_of, tensors_of
 from cells import tiny, tokens
 from torch import nn
@@ -365,3 +366,12 @@ def test_a_bias_says_what_is_missing():
     with pytest.raises(NotImplementedError, match="between"):
         Bias()(torch.zeros(1, 2), torch.zeros(1, 2))
     assert repr(KerpleLog()) == "KerpleLog(r1=(4,), r2=(4,))"
+
+
+@pytest.mark.parametrize("scheme", ["t5", "kerple", "fire"])
+def test_offloaded_weights_compute_the_same(scheme):
+    model, ids = patch_model(tiny("llama"), scheme), tokens(1, 24)
+    with torch.no_grad():
+        before = model(ids).logits
+        cpu_offload(model, execution_device="cpu")
+        assert torch.allclose(model(ids).logits, before, atol=1e-5)

@@ -377,7 +377,7 @@ def rotary_faults(
     `original`: the values of the config that a patch replaced."""
     if not stack.rotaries:
         return []
-    faults = _layer_faults(stack, original.get("rope_parameters") if sealed else None)
+    faults: list[str] = []
     by_type = {group.layer_type: group for group in groups}
     for site in stack.rotaries:
         if effects and not isinstance(site.module, Rotary):
@@ -385,6 +385,7 @@ def rotary_faults(
         for layer_type in site.buffers:
             group = by_type[layer_type]
             faults += _frequency_faults(group, site, effects.get(group.name), sealed)
+    faults += _layer_faults(stack, original.get("rope_parameters") if sealed else None)
     return list(dict.fromkeys(faults))
 
 

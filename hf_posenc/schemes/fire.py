@@ -41,8 +41,8 @@ class ProgressiveBias(Bias):
 
     @property
     def by_distance_until(self) -> float:
-        """Up to the threshold the reach is the same for all."""
-        return float((self.threshold * self.multiplier.detach()).abs())
+        """Up to the threshold the reach is the same for all; offloaded weights do not tell how far that is."""
+        return 0.0 if self.multiplier.is_meta else float((self.threshold * self.multiplier.detach()).abs())
 
     def between(self, query: Tensor, key: Tensor) -> Tensor:
         query, key = query[:, :, None], key[:, None, :]

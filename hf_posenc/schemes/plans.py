@@ -241,7 +241,8 @@ def plan_from(given: Any, options: Mapping[str, Any]) -> Draft:
     groups = list(given.items()) if isinstance(given, Mapping) else [tuple(group) for group in given]
     if not groups or any(len(group) != 2 for group in groups):
         raise PosencError(
-            "A plan is groups of layers with a scheme each, as in {'every 4th': 'none', 'rest': 'yarn'}."
+            "scheme must be a name or a scheme object, or a plan: groups of layers with a scheme each, as in "
+            f"{{'every 4th': 'none', 'rest': 'yarn'}}; got {given!r} of type {type(given).__name__}."
         )
     if [selector for selector, _ in groups].count(REST) > 1:
         raise PosencError("A plan has one group 'rest'.")
