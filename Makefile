@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo check core test compat runtimes bench sweep attack docs site lint clean
+.PHONY: demo check core test compat runtimes bench bench-attention sweep attack docs site lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m hf_posenc.training.demo
@@ -26,7 +26,12 @@ compat: $(STAMP)
 runtimes: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/runtimes.py --record
 
+# Decoding, training and reading: rewrites docs/results and the table in docs/costs.md.
 bench: $(STAMP)
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python docs/tables.py
+
+bench-attention: $(STAMP)
 	$(BIN)/python benchmarks/benchmark.py
 
 sweep: $(STAMP)

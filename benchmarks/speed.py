@@ -68,16 +68,17 @@ class Bench:
     rounds: int
     clock: Callable[[], float]
 
-    def times(self, calls: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, float]:
-        """Medians of calls that take turns, in milliseconds; the first turn is not counted."""
+    def times(self, calls: dict[str, Callable[[], object]], long: bool = False) -> dict[str, float]:
+        """Medians of calls that take turns, in milliseconds. Where calls are short, a first turn is not counted; long
+        ones take a third of the turns, and the median does not see the first."""
         found: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range((rounds or self.rounds) + 1):
+        for turn in range(max(self.rounds // 3, 1) if long else self.rounds + 1):
             for name, call in calls.items():
                 self._wait()
                 start = self.clock()
                 call()
                 self._wait()
-                if turn:
+                if turn or long:
                     found[name].append(self.clock() - start)
         return {name: 1000 * statistics.median(times) for name, times in found.items()}
 
@@ -124,8 +125,8 @@ def decode_rows(bench: Bench) -> Iterator[Row]:
         growth = [times[scheme] / times[""] for times in found.values()]
         yield Row("decode", scheme, 8192, "", growth[1] / growth[0], GROWTH, unit="that ratio / the same at 4096")
         yield Row("decode", scheme, 8192, "", memory[scheme] / memory[""], MEMORY, unit="cache / unpatched")
-    gpt2 = {scheme: stepper(bench, scheme, "", 2048, "gpt2", 8) for scheme in ("", "rope")}
-    times = bench.times(gpt2, 2 * bench.rounds)
+    gpt2 = {scheme: stepper(bench, scheme, "", 2048, "gpt2", 16) for scheme in ("", "rope")}
+    times = bench.times(gpt2)
     row = Row("decode", "rope", 2048, "gpt2", times["rope"] / times[""], 1.03, BEFORE["decode"]["rope"])
     yield row
 
@@ -138,7 +139,7 @@ def variant_rows(bench: Bench, variants: tuple[str, ...] = VARIANTS) -> Iterator
         for scheme, goal in DECODE.items():
             if scheme == "streaming" and variant in ("static", "compiled"):  # it keeps a cache of its own
                 continue
-            times = bench.times({"": plain, "us": stepper(bench, scheme, variant, 8192, tokens=2)}, 4)
+            times = bench.times({"": plain, "us": stepper(bench, scheme, variant, 8192, tokens=2)})
             ratio = times["us"] / times[""]
             yield Row("decode", scheme, 8192, variant, ratio, round(1.1 * goal, 2), milliseconds=times["us"])
 
@@ -159,7 +160,7 @@ def training_rows(bench: Bench) -> Iterator[Row]:
     for length, schemes in goals.items():
         ids = token_ids(1, length, bench.device)
         models = {scheme: model_of(scheme, bench.device).train() for scheme in ["", *schemes]}
-        times = bench.times({scheme: partial(step, model, ids) for scheme, model in models.items()}, 3)
+        times = bench.times({scheme: partial(step, model, ids) for scheme, model in models.items()}, long=True)
         for scheme, goal in schemes.items():
             before = BEFORE["training"].get(scheme)
             ratio = times[scheme] / times[""]
@@ -179,7 +180,7 @@ def padded_rows(bench: Bench) -> Iterator[Row]:
     for scheme in (*ZONES, *SHORT):
         model = model_of(scheme, bench.device)
         calls = {"": partial(model, ids, **inputs)} | {side: partial(model, ids, **told[side]) for side in told}
-        times = bench.times(calls, 3)
+        times = bench.times(calls, long=True)
         for side in told:
             ratio = times[side] / times[""]
             yield Row("padded", scheme, length, side, ratio, 1.2, unit="time / unpadded", milliseconds=times[side])
@@ -191,7 +192,7 @@ def prefill_rows(bench: Bench) -> Iterator[Row]:
     schemes = ["yarn", "alibi", "t5", *FOLLOWING, *ZONES, *SHORT]
     ids, inputs = token_ids(1, length, bench.device), dict(use_cache=True, logits_to_keep=1)
     models = {scheme: model_of(scheme, bench.device) for scheme in ["", *schemes]}
-    times = bench.times({scheme: partial(model, ids, **inputs) for scheme, model in models.items()}, 4)
+    times = bench.times({scheme: partial(model, ids, **inputs) for scheme, model in models.items()}, long=True)
     for scheme in schemes:
         goal, before = 1.3 if scheme in FOLLOWING else None, BEFORE["prefill"].get(scheme)
         yield Row("prefill", scheme, length, "", times[scheme] / times[""], goal, before, milliseconds=times[scheme])
@@ -212,7 +213,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=GROUPS, action="append", help="one group of rows; may be given twice")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="the JSON; docs/results/speed-DEVICE.json if not given")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="turns that are counted; a third of them where calls are long"
+    )
     parser.add_argument("--busy", action="store_true", help="one thread, and only the time that the process had")
     return parser.parse_args()
 

@@ -23,7 +23,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 LLAMA = dict(
     hidden_size=512,
     intermediate_size=1376,
-    num_hidden_layers=4,
     num_attention_heads=8,
     vocab_size=1000,
     max_position_embeddings=TRAINED,
@@ -37,7 +36,9 @@ def model_of(scheme: str, device: str, variant: str = "", kind: str = "llama") -
         sizes = dict(n_embd=512, n_layer=4, n_head=8, n_positions=8192, vocab_size=1000)
         model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
     else:
-        model = LlamaForCausalLM(LlamaConfig(**LLAMA, num_key_value_heads=2 if variant == "gqa" else 8))
+        layers = 1 if variant == "compiled" else 4  # compiling takes long
+        config = LlamaConfig(**LLAMA, num_hidden_layers=layers, num_key_value_heads=2 if variant == "gqa" else 8)
+        model = LlamaForCausalLM(config)
     model.eval().to(device, torch.bfloat16 if variant == "bf16" else torch.float32)
     return patch_model(model, scheme, **OPTIONS.get(scheme, {})) if scheme else model
 
@@ -46,7 +47,7 @@ def trained_biases() -> list[str]:
     """The schemes that add a bias with parameters."""
     found = []
     for scheme in hf_posenc.SCHEMES:
-        config = LlamaConfig(**{**LLAMA, "num_hidden_layers": 1, "max_position_embeddings": 64})
+        config = LlamaConfig(**{**LLAMA, "max_position_embeddings": 64}, num_hidden_layers=1)
         try:
             model = patch_model(LlamaForCausalLM(config), scheme)
         except (hf_posenc.PosencError, TypeError):  # not for this model, or not without options

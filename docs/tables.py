@@ -1,14 +1,61 @@
 """`make docs`: write the tables of the documentation anew from what they speak of."""
 
+import json
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from hf_posenc.engines.shown import runtimes_markdown
 from hf_posenc.patching.grades import table_markdown
 from hf_posenc.search.rules import rules_markdown
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+
+
+def speed_table(results: Path = RESULTS) -> str:
+    """What `benchmarks/speed.py` found, as Markdown: schemes that share a goal in one row."""
+    lines = []
+    for file in sorted(results.glob("speed-*.json")):
+        groups = json.loads(file.read_text(encoding="utf-8"))["groups"]
+        for how, found in groupby(groups.values(), lambda group: _conditions(group["conditions"])):
+            rows = [row for group in found for row in group["rows"]]
+            lines += ["", how + ":", "", "| what | scheme | before | goal | measured |", "|---|---|---|---|---|"]
+            lines += [_line(list(alike)) for _, alike in groupby(rows, _kind)]
+    return "\n".join(lines[1:])
+
+
+def _conditions(found: dict[str, Any]) -> str:
+    clock = {"wall": "", "cpu": ", time that the process had on a busy machine"}[found["clock"]]
+    threads = f", {found['threads']} thread{'s' * (found['threads'] > 1)}" if found["device"] == "cpu" else ""
+    versions = f"torch {found['torch']}, transformers {found['transformers']}"
+    return f"{found['device']} ({found['machine']}{threads}{clock}), {versions}"
+
+
+def _kind(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("what", "length", "variant", "unit", "goal"))
+
+
+def _line(rows: list[dict[str, Any]]) -> str:
+    what, length, variant, unit, goal = _kind(rows[0])
+    before = [row["before"] for row in rows]
+    cells = [
+        f"{what} {length}{', ' + variant if variant else ''}: {unit}",
+        " / ".join(f"`{row['scheme']}`" for row in rows),
+        "" if not any(before) else " / ".join("-" if x is None else f"{x:.2f}" for x in before),
+        "" if goal is None else f"{goal:.2f}",
+        " / ".join(_measured(row["measured"], goal) for row in rows),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _measured(value: float, goal: float | None) -> str:
+    return f"{value:.2f}" if goal is None or value <= goal else f"**{value:.2f}**"
+
+
 TABLES: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ("docs/costs.md", "speed", speed_table),
     ("docs/schemes/README.md", "table", table_markdown),
     ("docs/search.md", "rules", rules_markdown),
     ("docs/serving.md", "runtimes", runtimes_markdown),
