@@ -32,7 +32,7 @@ def schemes(
         print(table(columns, [[*row, summary] for row, summary in zip(rows, summaries, strict=True)]))
     else:
         columns = ["scheme", *(kind.removeprefix("a ") for kind in KINDS), "needs training", ""]
-        shorter = [[*row[:-1], row[-1].replace("on a ", "on "), ""] for row in rows]
+        shorter = [[*row[:-1], row[-1].replace("on a ", "on ").replace(", ", "/"), ""] for row in rows]
         header, *lines = table(columns, shorter).splitlines()
         print(header)
         for line, summary in zip(lines, summaries, strict=True):
