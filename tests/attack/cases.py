@@ -171,7 +171,7 @@ def drawn_pass(draw: random.Random) -> Drawn:
     cell = drawn_cell(draw, ("llama", "qwen3", "gpt2", "bert"), ("float32",) * 3 + tuple(DTYPES))
     causal = cell.kind != "bert"
     mask = draw.choice(MASKS if causal else ("none", "left", "right"))
-    grad, cached = draw.random() < 0.2, causal and draw.random() < 0.3
+    grad, cached = draw.random() < 0.2, causal and draw.random() < 0.3 and not mask.startswith("packed")
     autocast = cell.dtype == "float32" and draw.random() < 0.1
     rows = [drawn_ids(draw, draw.randint(1, cell.longest)) for _ in range(draw.randint(1, 3))]
     case = Drawn("pass", cell, dict(mask=mask, grad=grad, use_cache=cached, autocast=autocast))
