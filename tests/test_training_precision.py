@@ -142,7 +142,7 @@ def test_every_recipe_runs_as_it_is_shipped(name, models, tmp_path):
     kinds = {"adapters" if "lora_" in key else "weights": dtype for key, dtype in written.items()}
     assert facts["steps"] == 2 and {k: str(v).removeprefix("torch.") for k, v in kinds.items()} == facts["written"]
     assert facts["written"]["weights"] == asked.model.dtype
-    said = f"adapters in float32, weights in {asked.model.dtype}" if asked.tune.lora else "weights in float32"
+    said = f"{'adapters in float32, ' if asked.tune.lora else ''}weights in {asked.model.dtype}"
     assert f"written: {said}" in (folder / "README.md").read_text()
     kept = torch.load(tmp_path / "checkpoint-2" / "optimizer.pt")["state"]
     assert kept and all(moments["exp_avg"].dtype == torch.float32 for moments in kept.values())

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_posenc import PosencError, load, patch_model, save
 from hf_posenc.models import NAMES
+from hf_posenc.patching.sidecar import adapter_settings
 from hf_posenc.training import recipe
 from hf_posenc.training.card import typed
 from hf_posenc.training.checks import refuse_full_disk
@@ -278,7 +279,8 @@ def test_texts_are_continued_while_it_trains_and_its_speed_is_told(models, tmp_p
 def test_kinds_of_lora_go_by_their_names_and_come_back(models, tmp_path, kind):
     words = [f"--tune.lora.{kind}=true", "--train.max_steps=2", "--measure.before=false"]
     train(settings(models, tmp_path, *words), merged=True)
-    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())[kind] is True
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert adapter_settings(written)[kind] is True
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
         one, other = (load(tmp_path / name, dtype=torch.float32)(ids).logits for name in ("adapter", "merged"))

@@ -92,7 +92,7 @@ class Record:
             raise PosencError(f"This is not a posenc record: its format is {version!r}, a whole number is expected.")
         if version > PLANNED:
             raise PosencError(
-                f"This posenc record is of format {version}, and this hf_posenc reads up to {PLANNED}: update it."
+                f"This posenc record is of format {version}, and this version reads up to {PLANNED}: update hf_posenc."
             )
         _keys(data, KEYS, (*KEYS, REQUIRES), "A posenc record")
         for key in ("options", "geometry", "original", REQUIRES):

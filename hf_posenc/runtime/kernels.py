@@ -70,7 +70,7 @@ def eager(
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """The family's own eager attention, sinks and caps and all, with the bias as a part of its mask."""
     if bias is not None and call is not None and bias.of_content:
         numbers = forgetting.numbers_of(call, key.shape[2])[:, :, None]

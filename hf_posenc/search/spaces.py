@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..core.effects import Geometry
+from ..core.effects import Geometry, Rotation
 from ..core.ranges import Range
 from ..errors import PosencError
 from ..schemes import SCHEMES, Scheme
@@ -73,9 +73,9 @@ class FactorSpace:
     def genes_of(self, scheme: Scheme) -> Genes:
         """The factors of a scheme that rescales RoPE, as far as the bounds of this space hold them."""
         rotation = scheme.effect_on(self.geometry).rotation
-        assert rotation is not None
+        assert isinstance(rotation, Rotation)
         base, scaling = base_frequencies(self.geometry)
-        factors = [b / f if f else self.most for b, f in zip(base, tuple(rotation.inv_freq), strict=True)]
+        factors = [b / f if f else self.most for b, f in zip(base, rotation.inv_freq, strict=True)]
         return (rotation.attention_scaling / scaling, *self.monotone(factors))
 
     def monotone(self, factors: Sequence[float]) -> Genes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from rich.markup import escape
 from transformers.utils import logging
 
 from ..errors import PosencError
@@ -41,5 +42,6 @@ def main(words: Sequence[str]) -> None:
             return
         train(settings, "--resume" in words, "--merge" in words, control="--control" in words)
     except PosencError as error:
-        console.print(f"[red]{type(error).__name__}:[/] {error}", highlight=False)
+        # In one piece at any width: paths and commands are to be copied.
+        console.print(f"[red]{type(error).__name__}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)

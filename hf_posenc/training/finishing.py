@@ -55,4 +55,4 @@ def finish(
         merge(folder, output / "merged", dtype=dtype, overwrite=True)
         (output / "merged" / "README.md").write_text(merged_card(settings, figures, facts))
     console.print(Markdown(results(figures)))
-    console.print(f"Written to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}.")
+    console.print(f"Written to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}.", soft_wrap=True)

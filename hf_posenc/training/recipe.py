@@ -186,7 +186,7 @@ def trained(run: Run) -> tuple[Path, dict[str, Any]]:
     trainer = trainer_of(run)
     if run.is_main:
         share = f"{counted(trainer.model):,} of {run.parameters:,}"
-        console.print(f"{share} parameters are trained, by {run.args.world_size} process(es).")
+        console.print(f"{share} parameters are trained, by {run.args.world_size} process(es).", soft_wrap=True)
     run.clock.training = time.monotonic()
     trainer.train(resume_from_checkpoint=None if run.begin is None else str(run.begin))
     folder = run.output / ("adapter" if hasattr(trainer.model, "peft_config") else "model")

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
@@ -56,7 +57,7 @@ class Clock:
 def where_to_begin(settings: Settings, resume: bool) -> Path | None:
     """The checkpoint that a run goes on from; None for a new run. Nothing that lies there is ever overwritten."""
     main_process = PartialState().is_main_process
-    say = console.print if main_process else lambda *words: None
+    say = partial(console.print, soft_wrap=True) if main_process else lambda *words: None
     output = Path(settings.output)
     found = newest_whole(output)
     if not resume:
