@@ -11,6 +11,7 @@ from ...errors import PosencError
 from ...models import model_path
 from .. import llama_cpp
 from ..proof import Proof, prove
+from .placing import place, refuse_existing
 from .vocabulary import NORMAL, UnknownTokenizer, Vocabulary, read_vocabulary
 from .write import DTYPES, architecture_of, told_rope, write_gguf
 
@@ -23,23 +24,15 @@ def export_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], 
     folder, path = Path(model_path(os.fspath(source))), Path(target)
     if path.suffix != ".gguf":
         raise PosencError(f"{path} should be a file that ends in .gguf.")
-    if path.exists():
-        raise PosencError(f"{path} exists already. Name another file, or remove it first.")
+    refuse_existing(path)
     model = load(folder).eval()
     told_rope(model, architecture_of(model))  # what cannot be said is refused before the tokenizer is looked at
     vocabulary = _vocabulary(folder, model)
-    part = path.with_name(path.name + ".part")
-    try:
-        write_gguf(model, vocabulary, part, dtype, name=folder.name)
-        proof = proved(model.float(), part, vocabulary, dtype) if llama_cpp.version() else None
-        if proof is not None and not proof.holds:
-            raise PosencError(f"Nothing is written: {proof}.")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    if proof is not None:
-        proof.write(path.with_name(path.name + ".proof.json"))
-    return proof
+    return place(
+        path,
+        lambda part: write_gguf(model, vocabulary, part, dtype, name=folder.name),
+        lambda part: proved(model.float(), part, vocabulary, dtype),
+    )
 
 
 def _vocabulary(folder: Path, model: Any) -> Vocabulary:

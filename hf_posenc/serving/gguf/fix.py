@@ -18,6 +18,7 @@ from ..proof import Proof, prove
 from ..rotation import live_rotation, refuse_sealed
 from .architectures import FREQS, KEYS, LONG_SHORT, Architecture
 from .header import read_header
+from .placing import place, refuse_existing
 from .rope import RopeEntries, rope_entries
 from .write import add_value, import_gguf
 
@@ -33,23 +34,16 @@ def fix_gguf(
     """Write the GGUF file `made`, which was converted from the checkpoint at `source`, as `target` with its positions
     corrected; proved where llama.cpp is installed. Nothing else of it changes."""
     path = Path(target)
-    if path.exists():
-        raise PosencError(f"{path} exists already. Name another file, or remove it first.")
+    refuse_existing(path)
     if not Path(made).is_file():
         raise PosencError(f"{made} is not a file: --fix wants a GGUF that was converted from {source}.")
     model = load(Path(model_path(os.fspath(source)))).float().eval()
-    part = path.with_name(path.name + ".part")
-    try:
-        rewrite(Path(made), part, model)
-        proof = _proved(model, part) if llama_cpp.version() else None
-        if proof is not None and not proof.holds:
-            raise PosencError(f"Nothing is written: {proof}. Was {made} converted from {source}?")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    if proof is not None:
-        proof.write(path.with_name(path.name + ".proof.json"))
-    return proof
+    return place(
+        path,
+        lambda part: rewrite(Path(made), part, model),
+        lambda part: _proved(model, part),
+        f" Was {made} converted from {source}?",
+    )
 
 
 def _proved(model: Any, file: Path) -> Proof:
