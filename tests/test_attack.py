@@ -4,12 +4,14 @@ from collections import Counter
 
 import pytest
 import torch
-from attack.cases import Cell, Wrong, compare, drawn, meant, outcome, patched
+from attack.cases import HEATS, Cell, Wrong, compare, drawn, meant, outcome, patched
 from attack.reference import Reference
 from cells import tokens
 
 BUDGET = 120
 PARTS = 6
+NEWER = ["t5", "kerple", "fire", "sandwich", "string", "clip", "fox", "cable", "shaw", "transformer_xl", "deberta"]
+NEWER += ["plan"]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -24,7 +26,7 @@ def test_nothing_is_silently_wrong(part):
     assert words["right"] > 12
 
 
-@pytest.mark.parametrize("scheme", ["yarn", "alibi", "t5", "dynamic_ntk", "dca", "learned"])
+@pytest.mark.parametrize("scheme", ["yarn", "alibi", "dynamic_ntk", "dca", "learned", *NEWER])
 def test_the_judge_knows_another_scheme_when_it_sees_one(scheme):
     cell, ids = Cell(scheme, 0, "llama"), tokens(1, 60)
     with torch.no_grad():
@@ -33,6 +35,16 @@ def test_the_judge_knows_another_scheme_when_it_sees_one(scheme):
     other = Reference("llama", "rope", {}, patched(cell).state_dict())
     with pytest.raises(Wrong):
         compare(cell, found, other.logits(ids[0], torch.arange(60), torch.ones(60, 60).tril().bool()), "another")
+
+
+@pytest.mark.parametrize("heated", range(len(HEATS)))
+def test_the_judge_knows_a_temperature_when_it_sees_one(heated):
+    cell, ids = Cell("linear", 0, "llama", heated=heated), tokens(1, 60)
+    with torch.no_grad():
+        found = patched(cell)(ids).logits[0]
+    compare(cell, found, meant(cell, ids[0]), "itself")
+    with pytest.raises(Wrong):
+        compare(cell, found, meant(Cell("linear", 0, "llama"), ids[0]), "without")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -9,7 +9,12 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from hf_posenc import patch_model
 
-OPTIONS = {"dynamic_ntk": {}, "longrope": {"factor": 4.0}, "sparse": {"window": 4, "global_tokens": 2}}
+OPTIONS = {
+    "fire": {"threshold": 20},
+    "dynamic_ntk": {},
+    "longrope": {"factor": 4.0},
+    "sparse": {"window": 4, "global_tokens": 2},
+}
 
 
 def t5(kind):
@@ -42,6 +47,37 @@ def test_decoders_without_position_ids_do_not_count_padding(kind, scheme):
     past, start, parts = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0, []
     with torch.no_grad():
         for end in (5, 30, 38, 39, 40, 41, ids.shape[1]):
+            new = dict(decoder_input_ids=ids[:, start:end], decoder_attention_mask=mask[:, :end])
+            parts.append(model(read, past_key_values=past, **new).logits)
+            start = end
+        whole = model(read, decoder_input_ids=ids, decoder_attention_mask=mask).logits
+        for i, row in enumerate(rows):
+            alone = model(read[i : i + 1], decoder_input_ids=row[None]).logits[0]
+            for found in (whole, torch.cat(parts, 1)):
+                torch.testing.assert_close(found[i, -len(row) :], alone, atol=2e-3, rtol=0)
+
+
+def bart(kind):
+    sizes = dict(encoder_ffn_dim=64, decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4)
+    sizes |= dict(d_model=32, encoder_layers=2, decoder_layers=2, max_position_embeddings=LENGTH, init_std=0.3)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=97, pad_token_id=0, **sizes)
+    torch.manual_seed(0)
+    return transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("scheme", ["dynamic_ntk", "longrope", "fire"])
+@pytest.mark.parametrize("kind", ["bart", "mbart", "pegasus", "blenderbot"])
+def test_what_a_decoder_counts_for_its_table_is_not_where_a_text_stands(kind, scheme):
+    """These models ask their table for places counted from the padding on, and no argument tells them otherwise."""
+    model = patch_model(bart(kind), scheme, **OPTIONS[scheme])
+    for name, weight in model.named_parameters():
+        if "posenc_bias" in name:
+            weight.data.normal_(0, 1, generator=torch.Generator().manual_seed(1))
+    rows, read = [tokens(1, n, seed=n)[0] for n in (LENGTH - 12, LENGTH + 14)], tokens(2, 9, seed=3)
+    ids, mask = padded(rows)
+    past, start, parts = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0, []
+    with torch.no_grad():
+        for end in (30, 38, 39, ids.shape[1]):
             new = dict(decoder_input_ids=ids[:, start:end], decoder_attention_mask=mask[:, :end])
             parts.append(model(read, past_key_values=past, **new).logits)
             start = end

@@ -172,6 +172,8 @@ class Link:
         # Layers that take over the keys of another one have none in the cache.
         self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
         self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
+        self.counts = root is not None and "position_ids" not in argument_names(root)
+        """Whether the model counts by itself, padding as well, and nobody can tell it otherwise (BART's decoder)."""
 
     @property
     def first(self) -> bool:
@@ -184,8 +186,11 @@ class Link:
         return found
 
     def seen(self, states: Tensor) -> Tensor | None:
-        """The positions that the model's table was asked for in this pass, if they fit."""
+        """The positions that the model's table was asked for in this pass, if they fit. Of a table that was only
+        counted for and whose place a scheme has taken, they say nothing."""
         if self.table is None or self.root is None:
+            return None
+        if self.counts and (self.shared.rotation is not None or self.bias is not None):
             return None
         table: Any = self.root.get_submodule(self.table)
         positions: Tensor | None = getattr(getattr(table, "notes", None), "positions", None)

@@ -10,9 +10,20 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
+
+
+def kinds(case: Any) -> list[str]:
+    """What a report counts a case as."""
+    cell = case.cell
+    found = [f"mode {case.mode}", f"scheme {cell.scheme}", f"family {cell.kind}", "all", f"dtype {cell.dtype}"]
+    found += [f"temperature {cell.heat['kind']}"] if cell.heat else []
+    for trait, value in case.traits.items():
+        found += [f"{trait} {one}" for one in (set(value) if isinstance(value, list) else [value])]
+    return found
 
 
 def main() -> int:
@@ -39,11 +50,7 @@ def main() -> int:
         if seed % 500 == 0:
             print(f"seed {seed}: {time.process_time() - begun:.0f} s of CPU time", flush=True)
         word, case, found = outcome(seed)
-        kinds = [f"mode {case.mode}", f"scheme {case.cell.scheme}", f"family {case.cell.kind}", "all"]
-        kinds.append(f"dtype {case.cell.dtype}")
-        for trait, value in case.traits.items():
-            kinds += [f"{trait} {one}" for one in (set(value) if isinstance(value, list) else [value])]
-        for kind in kinds:
+        for kind in kinds(case):
             tally.setdefault(kind, Counter())[word] += 1
         if word in ("refused", "theirs"):
             reasons[f"{word}: {found[:150]}"] += 1

@@ -49,8 +49,34 @@ SCHEMES: dict[str, list[dict[str, Any]]] = {
     "lm_infinite": [{"global_tokens": 2, "window": 6}],
     "window": [{"window": 6}],
     "sparse": [{"window": 4, "global_tokens": 1, "stride": 5}],
+    "string": [{"shift": 9, "window": 3}],
+    "clip": [{}, {"pairs": 2}, {"pairs": 3, "taper": True}],
+    "kerple": [{}, {"kernel": "power", "seed": 1}],
+    "fire": [{"threshold": 20}, {"threshold": 200, "seed": 1}],
+    "sandwich": [{}, {"size": 16}],
+    "fox": [{"constant": 1.0, "std": 0.3}],
+    "cable": [{"constant": -1.0, "std": 0.3, "seed": 1}],
+    "shaw": [{"max_distance": 5}, {"max_distance": 16, "relative_values": True, "relative_queries": True}],
+    "transformer_xl": [{}],
+    "deberta": [{"position_buckets": 8, "max_relative_positions": 20}],
+    "plan": [
+        {"layers": [("none", {}), ("yarn", {**FOUR, "beta_fast": 4.0, "beta_slow": 0.5})]},
+        {"layers": [("window", {"window": 6}), ("none", {})]},
+        {"layers": [("alibi", {}), ("native", {})]},
+        {"layers": [("linear", FOUR), ("dynamic_ntk", {"step": 7})]},
+        {"layers": [("self_extend", {**FOUR, "window": 5, "group": 8}), ("ntk", FOUR)]},
+    ],
 }
-TWO_POSITIONS = ("self_extend", "rerope", "dca", "streaming", "lm_infinite")
+TWO_POSITIONS = ("self_extend", "rerope", "dca", "streaming", "lm_infinite", "string", "plan")
+ABSOLUTE = ("sinusoidal", "fourier", "learned", "longrope", "dynamic_ntk", "fire", "sparse", *TWO_POSITIONS)
+"""Schemes that look at where a token stands, and not at distances alone."""
+HEATS: tuple[dict[str, Any], ...] = (
+    {"kind": "log", "length": 8},
+    {"kind": "llama4", "floor": 8, "beta": 0.3},
+    {"kind": "ministral", "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 8},
+    {"kind": "drope", "c": 0.2},
+    {"kind": "ssmax", "start": 0.3},
+)
 NATIVE = "native"
 """No patch: whatever then goes wrong alike is not this package's."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,10 +96,15 @@ class Cell:
     kind: str
     dtype: str = "float32"
     kernel: str = "sdpa"
+    heated: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         return {} if self.scheme == NATIVE else SCHEMES[self.scheme][self.variant]
+
+    @property
+    def heat(self) -> dict[str, Any] | None:
+        return None if self.heated is None else HEATS[self.heated]
 
     @property
     def longest(self) -> int:
@@ -85,9 +116,11 @@ def drawn_cell(draw: random.Random, kinds: tuple[str, ...], dtypes: tuple[str, .
     kind = draw.choice(kinds)
     names = [name for name in SCHEMES if kind in ("llama", "qwen3") or name not in TWO_POSITIONS]
     scheme = draw.choice(names)
-    return Cell(
-        scheme, draw.randrange(len(SCHEMES[scheme])), kind, draw.choice(dtypes), draw.choice(("sdpa", "eager"))
-    )
+    variant, heated = draw.randrange(len(SCHEMES[scheme])), draw.randrange(len(HEATS))
+    told_how_far = "factor" in SCHEMES[scheme][variant]
+    if draw.random() > 0.2 or scheme == "plan" or (HEATS[heated]["kind"] == "drope" and not told_how_far):
+        heated = None
+    return Cell(scheme, variant, kind, draw.choice(dtypes), draw.choice(("sdpa", "eager")), heated)
 
 
 @cache
@@ -108,9 +141,13 @@ def patched(cell: Cell) -> Any:
     model = original(cell.kind, cell.dtype, cell.kernel)
     if cell.scheme == NATIVE:
         return model
-    model = patch_model(copy.deepcopy(model), cell.scheme, trained_length=LENGTH, **cell.options)
+    if cell.scheme == "plan":
+        parts = [("own" if name == NATIVE else (name, given)) for name, given in cell.options["layers"]]
+        return patch_model(copy.deepcopy(model), {"0": parts[0], "rest": parts[1]}, trained_length=LENGTH)
+    heat = {} if cell.heat is None else {"temperature": cell.heat}
+    model = patch_model(copy.deepcopy(model), cell.scheme, trained_length=LENGTH, **heat, **cell.options)
     for name, parameter in model.named_parameters():
-        if "posenc_bias" in name:
+        if "posenc_bias" in name and cell.scheme == "t5":
             generator = torch.Generator().manual_seed(1)
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
     return model
@@ -118,7 +155,7 @@ def patched(cell: Cell) -> Any:
 
 @cache
 def judge(cell: Cell) -> Reference:
-    return Reference(cell.kind, cell.scheme, cell.options, patched(cell).state_dict())
+    return Reference(cell.kind, cell.scheme, cell.options, patched(cell).state_dict(), cell.heat)
 
 
 def meant(cell: Cell, ids: Tensor, at: Tensor | None = None, visible: Tensor | None = None, ahead: bool = False):
@@ -227,9 +264,7 @@ def _left(cell, rows, chosen, told=True):
 
 def _left_untold(cell, rows, chosen):
     """Nobody says where the text begins but the mask. The unpatched model counts padding as well."""
-    if cell.kind in ("gpt2", "bert") or cell.scheme in ("sinusoidal", "fourier", "learned", "longrope", "dynamic_ntk"):
-        return _left(cell, rows, chosen)
-    if cell.scheme in (*TWO_POSITIONS, "sparse"):
+    if cell.kind in ("gpt2", "bert") or cell.scheme in ABSOLUTE or cell.heated is not None:
         return _left(cell, rows, chosen)
     return _left(cell, rows, chosen, told=False)
 
@@ -529,7 +564,7 @@ def outcome(seed: int) -> tuple[str, Drawn, str]:
 
 def _is_theirs(case: Drawn, error: Exception) -> bool:
     """Whether the unpatched model fails alike: is as wrong by the reference, or raises the same."""
-    cell = replace(case.cell, scheme=NATIVE, variant=0)
+    cell = replace(case.cell, scheme=NATIVE, variant=0, heated=None)
     try:
         case.run(patched(cell), cell)
     except Exception as other:

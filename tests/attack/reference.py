@@ -1,6 +1,7 @@
 """Tiny models written out in fp64, pair of tokens by pair of tokens, from the formulas of the papers.
 
-Nothing here is of the package: weights come from a state dict, and the frequencies of rescaled RoPE from transformers.
+Nothing here is of the package: weights come from a state dict, and the frequencies of rescaled RoPE and DeBERTa's
+buckets from transformers.
 """
 
 import json
@@ -12,12 +13,14 @@ from cells import LENGTH
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 HEADS, SIZE, DIM = 4, 32, 8
 THETA = 10_000.0
 MADE: dict[str, tuple[Tensor, float]] = {}
 OWN_TABLE = {"gpt2": "wpe.weight", "bert": "position_embeddings.weight"}
 ADDED = ("sinusoidal", "fourier", "learned")
+KEEPING = ("window", "sparse", "native")
 
 
 def default_frequencies(theta: float = THETA) -> Tensor:
@@ -62,11 +65,23 @@ def frequencies(scheme: str, options: dict, seen: Tensor) -> tuple[Tensor, float
         theta = THETA * grown ** (DIM / (DIM - 2))
         pairs = torch.arange(DIM // 2).double()
         return theta[:, None] ** (-2 * pairs / DIM), 1.0
+    if scheme == "clip":
+        return clipped(options).expand(len(seen), -1), 1.0
     if scheme == "longrope":
         short, scale = rescaled_frequencies(scheme, options, LENGTH)
         long, _ = rescaled_frequencies(scheme, options, LENGTH + 1)
         return torch.where((seen > LENGTH)[:, None], long, short), scale
     return default_frequencies(options.get("rope_theta", THETA)).expand(len(seen), -1), 1.0
+
+
+def clipped(options: dict) -> Tensor:
+    """Without waves longer than the trained length, or without so many of the slowest pairs, or those fading."""
+    f = default_frequencies()
+    first = DIM // 2 - options["pairs"] if "pairs" in options else int((2 * math.pi / f <= LENGTH).sum())
+    for i in range(first, DIM // 2):
+        fading = (1 + math.cos(math.pi * (i - first) / (options["pairs"] - 1))) / 2 if options.get("taper") else 0.0
+        f[i] *= fading
+    return f
 
 
 def pattern(scheme: str, o: dict, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,6 +94,8 @@ def pattern(scheme: str, o: dict, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]
     if scheme == "rerope":
         w, k = o["window"], o.get("slope")
         return torch.where(near, d.double(), w + (d - w) / k if k else float(w)), seen
+    if scheme == "string":
+        return torch.where(d < o["shift"], d, d - o["shift"] + o["window"]), seen
     if scheme == "dca":
         s, c = o["chunk"], o["chunk"] + o["local_window"]
         before = torch.where(i // s == j // s + 1, (i % s + s).clamp(max=c - 1), c - 1) - j % s
@@ -115,40 +132,126 @@ def t5_bucket(distance: Tensor, buckets: int, most: int, both: bool) -> Tensor:
     return offset + torch.where(away < exact, away, far)
 
 
-class Reference:
-    """One model under one scheme, "native" being none at all."""
+def temperature(given: dict, n: Tensor, scale: Tensor | None, factor: float) -> Tensor:
+    """What the query of each token is multiplied by that can look at n tokens, (heads or 1, tokens)."""
+    kind, n = given["kind"], n.double()
+    if kind == "log":
+        return (n.clamp(min=1).log() / math.log(given["length"])).clamp(min=1)[None]
+    if kind == "llama4":
+        return 1 + given["beta"] * (1 + (n / given["floor"]).floor()).log()[None]
+    if kind == "ministral":
+        steps = ((n - 1) / given["original_max_position_embeddings"]).floor()
+        return 1 + given["llama_4_scaling_beta"] * (1 + steps).log()[None]
+    if kind == "drope":
+        return torch.full((1, len(n)), 1 + given["c"] * math.log(factor)).double()
+    return scale[:, None] * n.log()[None]
 
-    def __init__(self, kind: str, scheme: str, options: dict, state: dict[str, Tensor]):
-        self.kind, self.scheme, self.options = kind, scheme, options
+
+RELATIVE = ("shaw", "transformer_xl", "deberta")
+FORGETTING = ("fox", "cable")
+UNTURNED = ("alibi", "t5", "none", "kerple", "fire", "sandwich", *RELATIVE, *FORGETTING, *ADDED)
+
+
+class Reference:
+    """One model under one scheme, "native" being none at all, or under a plan: a scheme for each layer."""
+
+    def __init__(self, kind: str, scheme: str, options: dict, state: dict[str, Tensor], heat: dict | None = None):
+        self.kind, self.scheme, self.options, self.heat = kind, scheme, options, heat
         self.w = {name: tensor.double() for name, tensor in state.items()}
         self.causal = kind != "bert"
-        self.keeps = scheme in ("window", "sparse", "native")
-        self.rotates = scheme not in ("alibi", "t5", "none", *ADDED) and not (self.keeps and kind in OWN_TABLE)
+        self.by_layer = options["layers"] if scheme == "plan" else [(scheme, options)] * 2
+
+    def rotates(self, scheme: str) -> bool:
+        return scheme not in UNTURNED and not (scheme in KEEPING and self.kind in OWN_TABLE)
 
     # ------------------------------------------------------------ positions
 
-    def scores(self, q: Tensor, k: Tensor, at: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of (heads, tokens, channels), before the softmax; and which pairs the scheme lets through."""
+    def scores(self, layer: int, states: Tensor, q: Tensor, k: Tensor, at: Tensor, counted: Tensor | None):
+        """Of (heads, tokens, channels), before the softmax; which pairs the scheme lets through; what each pair adds
+        to the values, (i, j, channels)."""
+        scheme, options = self.by_layer[layer]
         i, j = at[:, None], at[None, :]
-        told, seen = pattern(self.scheme, self.options, i, j)
-        if self.rotates:
-            f, scale = frequencies(self.scheme, self.options, counted if counted is not None else at + 1)
+        told, seen = pattern(scheme, options, i, j)
+        if self.heat:
+            n = at + 1 if self.causal else torch.full_like(at, len(at))
+            scale = self.weight("posenc_temperature.scale") if self.heat["kind"] == "ssmax" else None
+            q = q * temperature(self.heat, n, scale, options.get("factor", 1.0))[..., None]
+        if scheme in RELATIVE:
+            found, values = self.relative(layer, q, k, i - j)
+            return found / math.sqrt(q.shape[-1]), seen, values
+        if self.rotates(scheme):
+            f, scale = frequencies(scheme, options, counted if counted is not None else at + 1)
             a, b = (torch.complex(*x.chunk(2, -1)) * scale for x in (q, k))
             angle = told.double()[..., None] * f[:, None, :]  # (i, j, pair)
             found = torch.einsum("hip,hjp,ijp->hij", a, b.conj(), torch.polar(torch.ones_like(angle), angle)).real
         else:
             found = q @ k.mT
         found = found / math.sqrt(q.shape[-1])
-        if self.scheme == "alibi":
-            slope = torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)]).double()
-            found = found - slope[:, None, None] * (i - j).abs()
-        if self.scheme == "t5":
-            o = self.options
-            where = t5_bucket(
-                j - i, o["relative_attention_num_buckets"], o["relative_attention_max_distance"], not self.causal
-            )
-            found = found + self.weight("posenc_bias.weight")[where].permute(2, 0, 1)
-        return found, seen
+        if scheme in FORGETTING:
+            return found + self.forgotten(layer, states), seen, None
+        return found + self.bias(scheme, options, i, j), seen, None
+
+    def bias(self, scheme: str, o: dict, i: Tensor, j: Tensor) -> Tensor | float:
+        """What is added because of where two tokens stand, (heads, i, j)."""
+        d = (i - j).abs().double()
+        if scheme == "alibi":
+            return -torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)]).double()[:, None, None] * d
+        if scheme == "t5":
+            buckets, most = o["relative_attention_num_buckets"], o["relative_attention_max_distance"]
+            where = t5_bucket(j - i, buckets, most, not self.causal)
+            return self.weight("posenc_bias.weight")[where].permute(2, 0, 1)
+        if scheme == "kerple":
+            r1, r2 = (self.weight(f"posenc_bias.{r}").clamp(min=0.01)[:, None, None] for r in ("r1", "r2"))
+            return -r1 * (d ** r2.clamp(max=2.0) if o.get("kernel") == "power" else (1 + r2 * d).log())
+        if scheme == "fire":
+            c, reach = self.weight("posenc_bias.c").abs(), torch.maximum(i, j).double()
+            reach = reach.clamp(min=float((o["threshold"] * self.weight("posenc_bias.multiplier")).abs()))
+            part = (c * d + 1).log() / (c * reach + 1).log()
+            weight, constant = self.weight("posenc_bias.inner")
+            hidden = torch.relu(part[..., None] * weight + constant)
+            return torch.einsum("hw,ijw->hij", self.weight("posenc_bias.outer"), hidden)
+        if scheme == "sandwich":
+            size = o.get("size", 128)
+            waves = sum(torch.cos(d / 10_000 ** (2 * m / size)) for m in range(size // 2))
+            return torch.stack([waves / (8 * (h + 1) / HEADS) for h in range(HEADS)])
+        return 0.0
+
+    def forgotten(self, layer: int, states: Tensor) -> Tensor:
+        """The logarithm of what is left between two tokens: the sum over those after the key, up to the query."""
+        gate = states @ self.weight("posenc_bias.weight")[layer].T + self.weight("posenc_bias.constant")[layer]
+        left = (torch.sigmoid(gate) if self.by_layer[layer][0] == "fox" else torch.sigmoid(-gate)).log().T
+        total = left.cumsum(-1)
+        return total[:, :, None] - total[:, None, :]
+
+    def relative(self, layer: int, q: Tensor, k: Tensor, apart: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Terms that look at content, `apart` being query - key."""
+        scheme, o = self.by_layer[layer]
+        found = q @ k.mT
+        if scheme == "shaw":
+            most = o["max_distance"]
+            rows = (-apart).clamp(-most, most) + most
+            a = self.weight("posenc_bias.keys")[layer][rows]
+            found = found + torch.einsum("hic,ijc->hij", q, a)
+            if o.get("relative_queries"):
+                found = found + torch.einsum("hjc,ijc->hij", k, a)
+            return found, self.weight("posenc_bias.values")[layer][rows] if o.get("relative_values") else None
+        if scheme == "transformer_xl":
+            angle = apart.double()[..., None] / torch.tensor([10_000 ** (2 * c / SIZE) for c in range(SIZE // 2)])
+            waves = torch.cat([angle.sin(), angle.cos()], -1)
+            r = torch.einsum("hcs,ijs->hijc", self.weight("posenc_bias.weight")[layer], waves)
+            u, v = (self.weight(f"posenc_bias.{name}")[layer][:, None] for name in "uv")
+            return (q + u) @ k.mT + torch.einsum("hic,hijc->hij", q + v, r), None
+        buckets, most = o["position_buckets"], o["max_relative_positions"]
+
+        def vectors(d: Tensor, to: str) -> Tensor:
+            row = make_log_bucket_position(d.clamp(-most, most), buckets, most).long()
+            row = row.clamp(-buckets, buckets - 1) + buckets
+            table = self.weight("posenc_bias.table")[row]
+            return torch.einsum("hcs,ijs->hijc", self.weight(f"posenc_bias.{to}")[layer], table)
+
+        found = found + torch.einsum("hic,hijc->hij", q, vectors(apart, "to_key"))
+        found = found + torch.einsum("hjc,hijc->hij", k, vectors(-apart, "to_query"))
+        return found / math.sqrt(3), None
 
     def added(self, at: Tensor) -> Tensor | float:
         """What is added to the embeddings of tokens."""
@@ -160,7 +263,7 @@ class Reference:
         own = OWN_TABLE.get(self.kind)
         if self.scheme == "learned":
             return self.weight(own or "posenc_table.weight")[at]
-        if own and self.keeps:
+        if own and self.scheme in KEEPING:
             return self.weight(own)[at]
         return 0.0
 
@@ -169,15 +272,18 @@ class Reference:
 
     # ------------------------------------------------------------ models
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor, visible: Tensor, counted: Tensor | None) -> Tensor:
-        scores, seen = self.scores(q, k, at, counted)
+    def attend(self, layer, states, q, k, v, at, visible, counted) -> Tensor:
+        scores, seen, values = self.scores(layer, states, q, k, at, counted)
         weights = scores.masked_fill(~(visible & seen), -math.inf).softmax(-1).nan_to_num()
-        return (weights @ v).transpose(0, 1).flatten(1)
+        found = weights @ v
+        if values is not None:
+            found = found + torch.einsum("hij,ijc->hic", weights, values)
+        return found.transpose(0, 1).flatten(1)
 
     def logits(self, ids: Tensor, at: Tensor, visible: Tensor, counted: Tensor | None = None) -> Tensor:
         """(tokens, words). `counted`: how many tokens each query is told to see, those up to itself unless given."""
         run = {"llama": self._llama, "qwen3": self._llama, "gpt2": self._gpt2, "bert": self._bert}[self.kind]
-        return run(ids, lambda q, k, v: self.attend(q, k, v, at, visible, counted), self.added(at))
+        return run(ids, lambda *given: self.attend(*given, at, visible, counted), self.added(at))
 
     def _llama(self, ids, attend, added):
         w, eps = self.w, 1e-6
@@ -194,7 +300,7 @@ class Reference:
                 q, k = norm(q, p + "self_attn.q_norm.weight"), norm(k, p + "self_attn.k_norm.weight")
             q, k, v = (y.transpose(0, 1) for y in (q, k, v))
             k, v = (y.repeat_interleave(len(q) // len(y), 0) for y in (k, v))
-            x = x + attend(q, k, v) @ w[p + "self_attn.o_proj.weight"].T
+            x = x + attend(n, h, q, k, v) @ w[p + "self_attn.o_proj.weight"].T
             h = norm(x, p + "post_attention_layernorm.weight")
             gate, up = (h @ w[f"{p}mlp.{c}_proj.weight"].T for c in ("gate", "up"))
             x = x + (F.silu(gate) * up) @ w[p + "mlp.down_proj.weight"].T
@@ -212,11 +318,11 @@ class Reference:
         x = w["transformer.wte.weight"][ids] + added
         for n in range(2):
             p = f"transformer.h.{n}."
+            h = norm(x, p + "ln_1")
             q, k, v = (
-                y.unflatten(-1, (HEADS, DIM)).transpose(0, 1)
-                for y in linear(norm(x, p + "ln_1"), p + "attn.c_attn").chunk(3, -1)
+                y.unflatten(-1, (HEADS, DIM)).transpose(0, 1) for y in linear(h, p + "attn.c_attn").chunk(3, -1)
             )
-            x = x + linear(attend(q, k, v), p + "attn.c_proj")
+            x = x + linear(attend(n, h, q, k, v), p + "attn.c_proj")
             x = x + linear(F.gelu(linear(norm(x, p + "ln_2"), p + "mlp.c_fc"), approximate="tanh"), p + "mlp.c_proj")
         return norm(x, "transformer.ln_f") @ w["lm_head.weight"].T
 
@@ -239,7 +345,7 @@ class Reference:
                 linear(x, f"{p}attention.self.{c}").unflatten(-1, (HEADS, DIM)).transpose(0, 1)
                 for c in ("query", "key", "value")
             )
-            x = norm(x + linear(attend(q, k, v), p + "attention.output.dense"), p + "attention.output.LayerNorm")
+            x = norm(x + linear(attend(n, x, q, k, v), p + "attention.output.dense"), p + "attention.output.LayerNorm")
             h = F.gelu(linear(x, p + "intermediate.dense"))
             x = norm(x + linear(h, p + "output.dense"), p + "output.LayerNorm")
         c = "cls.predictions."
