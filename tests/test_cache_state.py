@@ -296,6 +296,37 @@ def test_another_scheme_goes_on_from_the_same_keys():
         torch.testing.assert_close(model(ids[:, 51:52], past_key_values=fresh).logits, found, atol=TOL, rtol=0)
 
 
+def test_a_static_cache_that_was_cut_back_by_hand_is_noticed():
+    model, ids = patch_model(tiny("llama"), "dynamic_ntk"), tokens(2, 9)
+    past = StaticCache(config=model.config, max_cache_len=40)
+    with torch.no_grad():
+        model(ids, past_key_values=past)
+        for layer in past.layers:
+            layer.cumulative_length.fill_(5)
+        with pytest.raises(PosencError, match="holds 5 tokens and knows the positions of 9"):
+            model(ids[:, :1], past_key_values=past)
+
+
+@pytest.mark.parametrize("scheme", ["dynamic_ntk", "longrope", "self_extend", "dca"])
+def test_a_static_cache_derives_keys_once(scheme, monkeypatch):
+    """What was read is kept, so that a step rotates its own key and, of zones, those that are near."""
+    model, ids = patch_model(tiny("llama"), scheme, **options(scheme)), tokens(1, LENGTH + 8)
+    past, lengths, derived = StaticCache(config=model.config, max_cache_len=2 * LENGTH), [], Carrying._read
+
+    def counted(self, call, new, keys):
+        if call.reading is not None:
+            derive = call.reading.derive
+            call.reading = call.reading._replace(derive=lambda k, at: lengths.append(k.shape[2]) or derive(k, at))
+        return derived(self, call, new, keys)
+
+    monkeypatch.setattr(Carrying, "_read", counted)
+    with torch.no_grad():
+        model(ids[:, :LENGTH], past_key_values=past)
+        for i in range(LENGTH, LENGTH + 8):
+            model(ids[:, i : i + 1], past_key_values=past)
+    assert sum(length == 1 for length in lengths) >= 4 * len(past.layers)  # stages of this size are two tokens long
+
+
 # --- the layers themselves ---
 
 

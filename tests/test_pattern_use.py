@@ -15,7 +15,7 @@ from test_patterns import cached, dca, lm_infinite, logits, rerope, self_extend,
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
 from transformers.masking_utils import eager_mask
 
-from hf_posenc import check_model, load, patch_model, save
+from hf_posenc import PosencError, check_model, load, patch_model, save
 
 TOL = 2e-4
 N = 70
@@ -384,3 +384,25 @@ def test_adapters_carry_their_pattern(scheme, tmp_path):
     tuned = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
     save(tuned, tmp_path / "adapter")
     same(logits(load(tmp_path / "adapter"), ids), logits(tuned, ids))
+
+
+@pytest.mark.parametrize("scheme", ["dca", "streaming"])
+def test_one_graph_for_texts_of_any_length(scheme):
+    torch._dynamo.reset()
+    model = patched(scheme, num_hidden_layers=1)
+    compiled = torch.compile(model, dynamic=True, backend="eager")
+    for length in (20, 45, N):
+        ids = tokens(2, length)
+        same(logits(compiled, ids, use_cache=False), logits(model, ids, use_cache=False))
+
+
+@pytest.mark.parametrize("scheme", OPTIONS)
+def test_continuous_batching_is_refused(scheme):
+    """Paged kernels know nothing of patterns; the kernels that the refusal names would drop the positions."""
+    model, ids = patched(scheme, num_hidden_layers=1), tokens(1, 9)
+    with pytest.raises(ValueError, match="not supported for continuous batching"):
+        model.generate_batch(inputs=ids.tolist(), max_new_tokens=1, progress_bar=False)
+    for kernel in ("paged|eager", "sdpa"):
+        model.set_attn_implementation(kernel)
+        with pytest.raises(PosencError, match="would drop its positions"):
+            logits(model, ids)

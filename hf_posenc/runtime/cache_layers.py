@@ -23,6 +23,7 @@ from transformers.cache_utils import (
 )
 
 from ..compat.caches import UNREGISTERED, emptied, layer_at
+from ..compat.pytorch import assert_later
 from ..errors import PosencError
 from .calls import Call, Reading
 
@@ -177,7 +178,7 @@ class Carrying(CacheLayerMixin):
         if call.said is not None:
             call.said = self._said(call.said[..., None], start)
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
-        call.read = self._read(call, key_states, keys)
+        call.read = self._read(call, key_states.shape[2], keys)
         call.stored, call.rotate_keys, call.reading = keys, None, None
         return keys, values
 
@@ -193,10 +194,14 @@ class Carrying(CacheLayerMixin):
                 f"The cache holds the positions of {len(held)} rows, and {len(positions)} rows are read now: it was "
                 f"changed in a way that loses them. {LOST}"
             )
-        if not isinstance(start, Tensor) and places.get_seq_length() != start:
+        known = places.get_seq_length()
+        if torch.compiler.is_compiling() and isinstance(start, Tensor):
+            told = f"The cache knows the positions of more or fewer tokens than it holds. {LOST}"
+            assert_later(known == start, told)
+        elif known != start:
             raise PosencError(
-                f"The cache holds {start} tokens and knows the positions of {places.get_seq_length()}: another model "
-                f"has written to it, or it was changed in a way that loses them. {LOST}"
+                f"The cache holds {int(start)} tokens and knows the positions of {int(known)}: another model has "
+                f"written to it, or it was changed in a way that loses them. {LOST}"
             )
         new = positions.long()[:, None, :, None]
         return places.update(new, new[..., :0])[0][:, 0, :, 0]
@@ -216,29 +221,38 @@ class Carrying(CacheLayerMixin):
         said: Tensor = kept.update(new, new[..., :0])[0][..., 0]
         return said
 
-    def _read(self, call: Call, new: Tensor, keys: Tensor) -> Tensor | None:
+    def _read(self, call: Call, new: int, keys: Tensor) -> Tensor | None:
         """All keys as they are read. Those that were derived before are kept as long as they hold."""
-        reading, kept = call.reading, self.companions.get(READ)
-        if reading is None or not isinstance(self, GrowingLayer):
+        reading, fixed = call.reading, isinstance(self, STATIC)
+        if fixed and torch.compiler.is_compiling():  # a graph cannot ask whether they hold: their count tells later
+            return None
+        if reading is None or not (isinstance(self, GrowingLayer) or (fixed and not torch.is_grad_enabled())):
             self.companions.pop(READ, None)
             self.companions.pop(STAGE, None)
             return None
-        count = keys.shape[2] - new.shape[2]
-        known = kept is not None and self.derived_by == reading.by and kept.get_seq_length() == count > 0
-        if not known or not self._in_stage(reading):
-            self.companions[READ], self.companions[STAGE] = GrowingLayer(), GrowingLayer()
-            self.derived_by, new = reading.by, keys
-        derived = reading.derive(new, call.keys[:, -new.shape[2] :])
+        end = int(self.get_seq_length()) if fixed else keys.shape[2]
+        start = end - new
+        if not self._holds(reading, start):
+            self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
+            self.derived_by, start = reading.by, 0
+        derived = reading.derive(keys[:, :, start:end], call.keys[:, start:end])
         if reading.stage is not None:
-            stage = reading.stage.expand(len(new))[:, None, None, None].expand(-1, -1, new.shape[2], -1)
+            stage = reading.stage.expand(len(keys))[:, None, None, None].expand(-1, -1, end - start, -1)
             self.companions[STAGE].update(stage, stage[..., :0])
         read: Tensor = self.companions[READ].update(derived, derived[..., :0])[0]
         return read
 
-    def _in_stage(self, reading: Reading) -> bool:
+    def _holds(self, reading: Reading, count: int) -> bool:
+        """Whether so many keys were derived before as they would be now."""
+        kept = self.companions.get(READ)
+        if kept is None or self.derived_by != reading.by or count == 0 or kept.get_seq_length() != count:
+            return False
+        behind = kept.keys if isinstance(kept, StaticLayer) else None
+        if behind is not None and behind.is_inference() and not torch.is_inference_mode_enabled():
+            return False  # nobody may write behind them
         if reading.stage is None:
             return True
-        return bool((self.companions[STAGE].keys[:, 0, :, 0] == reading.stage[:, None]).all())
+        return bool((self.companions[STAGE].keys[:, 0, :count, 0] == reading.stage[:, None]).all())
 
     def _choose(self, call: Call) -> None:
         """Which slots a cache of fixed size keeps."""

@@ -75,9 +75,7 @@ def _rotated(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
     angles = shared.angles(zone.query)
     if zone.kept and work.read is not None:
         return rotate(work.query, angles, shared.layout), work.read[:, :, here]
-    if (
-        zone.still
-    ):  # nothing to rotate in the keys, and what they are scaled by, in the channels that rotate, is a number
+    if zone.still:  # keys are not rotated; what scales their rotated channels is a number, which queries can take
         cos, sin = (part * shared.rotation.attention_scaling for part in angles)
         return rotate(work.query, (cos, sin), shared.layout), work.key[:, :, here]
     keys = rotate(work.key[:, :, here], shared.angles(zone.key[:, here]), shared.layout)
