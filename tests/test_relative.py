@@ -12,7 +12,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from hf_posenc import PosencError, patch_model
 from hf_posenc.core.effects import Geometry
-from hf_posenc.runtime import relative
+from hf_posenc.runtime import relative, terms
 from hf_posenc.runtime.calls import Call
 from hf_posenc.schemes import Deberta, Shaw, TransformerXL
 from hf_posenc.schemes.deberta import log_bucket
@@ -75,6 +75,7 @@ def dense(scheme, own, layer, q, k, v, scaling, seen):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(relative, "BLOCK", 16)
+    monkeypatch.setattr(terms, "BLOCK", 16)
 
 
 def module_of(scheme, causal=True):
@@ -118,6 +119,51 @@ def test_against_the_definition(name, causal):
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, length).double())
 
 
+def masked(kind, length):
+    """A mask, the positions, and which tokens are no padding, of two rows."""
+    text, at = torch.zeros(2, length, dtype=torch.long), torch.arange(length).expand(2, -1)
+    if kind == "left":
+        text[0, :7] = -1
+        at = torch.stack([(at[0] - 7).clamp(min=0), at[1]])
+    elif kind == "right":
+        text[1, -9:] = -1
+    elif kind == "packed":
+        text[:, 23:], text[1, 40:] = 1, 2
+        at = torch.stack([torch.cat([torch.arange((row == n).sum()) for n in row.unique()]) for row in text])
+    seen = (text[:, None, :] == text[:, :, None]) & torch.ones(length, length).tril().bool()
+    return (seen & (text >= 0)[:, None, :])[:, None], at, text >= 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "left", "right", "packed"])
+@pytest.mark.parametrize("name", ["shaw", "shaw-queries", "transformer_xl", "deberta"])
+@torch.no_grad()
+def test_texts_by_the_kernel_are_those_in_blocks(name, kind, monkeypatch):
+    bias, layer = module_of(SCHEMES[name])
+    q, k, v = inputs(53)
+    mask, at, real = masked(kind, 53)
+    mask = None if kind == "plain" else mask
+    given, used = dict(causal=True, weighs=False, scaling=0.3), []
+    monkeypatch.setattr(relative, "of_text", lambda *x: used.append(x) or terms.attend(*x))
+    found, _ = relative.attend(layer, q, k, v, mask, Call(at, at, 0), bias, 1, **given)
+    assert len(used) == {"plain": 1, "left": 2, "right": 2, "packed": 5}[kind]
+    monkeypatch.setattr(relative, "fits", lambda *x: False)
+    meant, _ = relative.attend(layer, q, k, v, mask, Call(at, at, 0), bias, 1, **given)
+    torch.testing.assert_close(found[real], meant[real], atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["shaw", "transformer_xl", "deberta"])
+@torch.no_grad()
+def test_texts_in_half_precision(name):
+    bias, layer = module_of(SCHEMES[name])
+    q, k, v = inputs(53)
+    at = torch.arange(53)[None]
+    meant, _ = relative.attend(layer, q, k, v, None, Call(at, at, 0), bias, 1, causal=True, weighs=False)
+    halves = [x.bfloat16() for x in (q, k, v)]
+    found, _ = relative.attend(layer, *halves, None, Call(at, at, 0), bias, 1, causal=True, weighs=False)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), meant, atol=0.05, rtol=0.05)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_gradients_are_those_of_finite_differences(name):
     bias, layer = module_of(SCHEMES[name])
@@ -128,10 +174,10 @@ def test_gradients_are_those_of_finite_differences(name):
     def run(q, k, v, *parameters):
         live = dict(zip(names, parameters, strict=True))
 
-        def terms(*given):
+        def found(*given):
             return torch.func.functional_call(bias, live, given)
 
-        return relative.attend(layer, q, k, v, None, Call(at, at, 0), terms, 1, causal=True, weighs=False)[0]
+        return relative.attend(layer, q, k, v, None, Call(at, at, 0), found, 1, causal=True, weighs=False)[0]
 
     assert torch.autograd.gradcheck(run, (q, k, v, *bias.parameters()), fast_mode=True)
 

@@ -34,6 +34,8 @@ class Terms:
     """Added to queries where they meet keys, (heads, channels)."""
     position: Tensor | None = None
     """Added to queries where they meet `keys`."""
+    reach: int | None = None
+    """How many tokens back all distances begin to share a row; None where each has its own."""
     scale: float = 1.0
     """What scores are multiplied by beside the model's own scale."""
 

@@ -1,7 +1,8 @@
 """Attention with relative terms that look at content: exact, in blocks of queries.
 
-A block holds scores for the keys that its queries can see; in training it is computed again for its gradient, so that
-nothing of the size of all pairs stays in memory.
+Whole texts that nothing is trained on are left to a kernel (`terms.py`); here is every other call. A block holds
+scores for the keys that its queries can see; in training it is computed again for its gradient, so that nothing of the
+size of all pairs stays in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from ..core.biases import Bias
 from ..core.relative import Terms
 from .calls import Call
+from .flash import fits
+from .layouts import texts
 from .masks import add_mask
+from .terms import attend as of_text
+from .tiles import Span
 
 BLOCK = 128
 """Queries whose scores are in memory at once."""
@@ -70,9 +75,10 @@ def attend(
         key, value = key[:, :, :length], value[:, :, :length]
     at, keys_at = call.query, call.key(key.shape[2])
     first, last = int(keys_at.min() - at.max()), int(keys_at.max() - at.min())
-    terms: Terms = bias(layer, first, last)
     groups, scaling = query.shape[1] // key.shape[1], kwargs.get("scaling")
     query, key = query.to(value.dtype), repeat_kv(key, groups).to(value.dtype)
+    spans = _texts(module, query, key, value, mask, call, kwargs) if causal and not weighs else None
+    terms: Terms = bias(layer, first, last if spans is None else 0)
     work = Work(
         query=query,
         key=key,
@@ -89,6 +95,8 @@ def attend(
         sinks=kwargs.get("s_aux"),
         by_key=None,
     )
+    if spans is not None and terms.values is None and not _trains(query, key, value, terms.keys):
+        return _in_texts(work, spans), None
     if terms.queries is not None:
         work = replace(work, by_key=key @ (terms.queries.to(key.dtype) * work.scaling).mT)
     size = length if weighs else BLOCK
@@ -97,6 +105,32 @@ def attend(
         run = partial(checkpoint, run, use_reentrant=False)
     parts = [run(start, min(start + size, length)) for start in range(0, length, size)]
     return torch.cat([part for part, _ in parts], 2).transpose(1, 2).contiguous(), parts[0][1] if weighs else None
+
+
+def _texts(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: Call, kwargs: Any
+) -> list[Span] | None:
+    """The texts of a causal call, where all of it can be left to a kernel."""
+    odd = (kwargs.get("dropout") and module.training) or kwargs.get("softcap") or kwargs.get("s_aux") is not None
+    if odd or torch.compiler.is_compiling() or not fits(query, value):
+        return None
+    at, keys_at = call.query, call.key(key.shape[2])
+    if query.shape[2] != key.shape[2] or query.shape[2] == 1 or not bool(((keys_at == at) | (keys_at < 0)).all()):
+        return None
+    return texts(mask, at, len(query))
+
+
+def _trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _in_texts(work: Work, spans: list[Span]) -> Tensor:
+    """(batch, queries, heads, channels); zeros for tokens that are in no text."""
+    output = torch.zeros_like(work.query.transpose(1, 2), memory_format=torch.contiguous_format)
+    for rows, tokens in spans:
+        query, key, value = (x[rows, :, tokens] for x in (work.query, work.key, work.value))
+        output[rows, tokens] = of_text(query, key, value, work.terms, work.scaling).transpose(1, 2)
+    return output
 
 
 def _block(work: Work, weighs: bool, start: int, end: int) -> Output:

@@ -48,11 +48,16 @@ class Disentangled(RelativeTerms):
         def of(apart: Tensor) -> Tensor:
             return rows[apart.clamp(-self.most, self.most) + self.most]
 
+        def projected(by_head: Tensor) -> Tensor:
+            # Not `@`, which multiplies heads in another order, and rounds otherwise, where a factor is trained.
+            return self.table.expand(len(by_head), -1, -1).bmm(by_head.mT)
+
         return Terms(
             rows=lambda distance: of(-distance),
-            keys=self.table @ self.to_key[layer].mT,
-            queries=self.table @ self.to_query[layer].mT,
+            keys=projected(self.to_key[layer]),
+            queries=projected(self.to_query[layer]),
             query_rows=of,
+            reach=self.most,
             scale=3**-0.5,
         )
 

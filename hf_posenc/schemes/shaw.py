@@ -34,7 +34,7 @@ class DistanceVectors(RelativeTerms):
 
         keys = self.keys[layer][None]
         values = None if self.values is None else self.values[layer][None]
-        return Terms(rows=rows, keys=keys, queries=keys if self.on_queries else None, values=values)
+        return Terms(rows=rows, keys=keys, queries=keys if self.on_queries else None, values=values, reach=self.most)
 
     def extra_repr(self) -> str:
         also = [name for name, there in (("queries", self.on_queries), ("values", self.values is not None)) if there]

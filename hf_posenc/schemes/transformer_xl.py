@@ -41,7 +41,7 @@ class ProjectedSinusoids(RelativeTerms):
         waves = torch.cat([angles.sin(), angles.cos()], -1).to(weight.dtype)
         return Terms(
             rows=lambda distance: distance - first,
-            keys=waves @ weight.mT,
+            keys=waves.expand(len(weight), -1, -1).bmm(weight.mT),  # not `@`: see `deberta`
             content=self.u[layer],
             position=self.v[layer],
         )
