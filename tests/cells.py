@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from hf_posenc import SCHEMES, UnsupportedCell, patch_model
 from hf_posenc.core.effects import Effect, Geometry
 from hf_posenc.families import FAMILIES, places
-from hf_posenc.patching.grades import cells as grades
+from hf_posenc.patching.grades import cell as grade_of
 from hf_posenc.patching.records import Record
 
 transformers.logging.set_verbosity_error()
@@ -169,7 +169,7 @@ def _way(scheme: str) -> tuple[bool, ...]:
     return does.bias is not None, slopes, does.table is not None, turns, late, scaled, does.pattern is not None
 
 
-TEXT = [scheme for scheme in SCHEMES if not grades()[scheme, "RoPE"].startswith("refused")]
+TEXT = [scheme for scheme in SCHEMES if not grade_of(scheme, "RoPE").startswith("refused")]
 """Schemes that are not for images alone."""
 PATTERNS = [scheme for scheme in TEXT if effect(scheme, "llama").pattern is not None]
 ONE_OF_EACH = list({_way(scheme): scheme for scheme in TEXT}.values())

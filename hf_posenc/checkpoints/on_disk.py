@@ -76,6 +76,11 @@ def patch_checkpoint(
             f"{origin} is a vision model, which are not patched on disk: load it, patch_model it, and save it with "
             "hf_posenc.save."
         )
+    if family is not None and family.bias_flags:
+        raise PosencError(
+            f"{origin} has weights of relative positions that a patch takes out, which is not done on disk: load it, "
+            "patch_model it, and save it with hf_posenc.save."
+        )
     model, where = _skeleton(raw)
     files = weight_files(origin, {})
     keys = _table_keys(where, files)

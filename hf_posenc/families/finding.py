@@ -103,9 +103,9 @@ def parts_of(root: nn.Module, kind: str) -> Parts:
             wrapped |= {id(module), id(own)}
         if isinstance(module, nn.ModuleList):
             found.lists.append(module)
-        if rotates(module):
+        if rotates(cls):
             found.rotating.append(module)
-        if calls_interface(module) and config_kind in (kind, None):
+        if calls_interface(cls) and config_kind in (kind, None):
             other = CROSS.search(path) or CROSS.search(cls.__name__)
             (found.crosses if other else found.attentions).append(module)
         buffers = {} if id(module) in wrapped else frequency_buffers(own)

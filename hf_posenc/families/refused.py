@@ -13,10 +13,6 @@ refuse(
 )
 refuse(
     "its attention scores are made from relative positions and content together, inside its own code",
-    "deberta",
-    "deberta-v2",
-    "funnel",
-    "xlnet",
     "prophetnet",
     "cpmant",
     "inkling_text",

@@ -245,6 +245,8 @@ def live_rotation(group: Group) -> tuple[Tensor, float]:
 
 def _bias(where: Places, group: Group, record: Record | None) -> str:
     """What adds a bias to attention scores, ours or the family's own."""
+    if group.stack.biases and not group.stack.grid:
+        return where.family.positions
     if group.stack.biases:
         return ", ".join(sorted({type(site.module).__name__ for site in group.stack.biases}))
     found = [link.bias for _, link in links(group.attentions)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 from ..core.effects import Effect, Geometry
 from ..errors import PosencError, UnsupportedCell
@@ -78,8 +80,11 @@ def sample_geometry(family: Family) -> Geometry:
 
 
 def sample_scheme(name: str) -> Scheme:
-    """A scheme with only what it must be told."""
-    cls = SCHEMES[name]
+    """A scheme with only the options that it cannot do without."""
+    return _sample(SCHEMES[name])
+
+
+def _sample(cls: type[Scheme]) -> Scheme:
     return cls(factor=4.0) if cls.extends else cls()
 
 
@@ -90,16 +95,19 @@ def cells() -> dict[tuple[str, str], str]:
 
 def cell(name: str, kind: str) -> str:
     """One of them."""
+    scheme: Any = SCHEMES[name]
+    return _cell(scheme, FAMILIES.registered()[KINDS[kind]])
+
+
+@cache
+def _cell(cls: Any, family: Family) -> str:
+    """Asked once: some schemes draw parameters by the million to say what they do."""
     try:
-        return _cell(sample_scheme(name), FAMILIES[KINDS[kind]])
+        effect = _sample(cls).effect_on(sample_geometry(family))
+        refuse_lost_bias(effect, family)
+        return grade(effect, family)
     except PosencError as reason:
         return f"refused: {reason}"
-
-
-def _cell(scheme: Scheme, family: Family) -> str:
-    effect = scheme.effect_on(sample_geometry(family))
-    refuse_lost_bias(effect, family)
-    return grade(effect, family)
 
 
 def table_markdown() -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.effects import OwnGrid, TableSource
 from ..errors import PosencError
-from ..families import places
+from ..families import Places, places
 from .live import bare, record_of
 from .records import Record
 from .tables import live_table
@@ -27,7 +27,7 @@ def new_rows(model: Any) -> dict[str, Tensor]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     masks = {}
     for stack in where.stacks:
-        new = None if source is None else source.new_rows(stack.table is not None)
+        new = None if source is None else source.new_rows(stack.table is not None and _had_table(record, where))
         if new is not None:
             table = live_table(stack)
             kept = torch.zeros(table.offset, dtype=torch.bool)  # rows before position 0 are the family's own
@@ -36,6 +36,12 @@ def new_rows(model: Any) -> dict[str, Tensor]:
         found = "is not patched" if record is None else f"is patched with {record.scheme.name!r}"
         raise PosencError(f"Only a table that 'learned' made has new rows, and this model {found}.")
     return masks
+
+
+def _had_table(record: Record | None, where: Places) -> bool:
+    """Whether the model had the table of its family before it was patched."""
+    flag = where.family.table_flag
+    return record is None or flag is None or bool(record.original.get(flag, True))
 
 
 def _source(record: Record | None) -> TableSource | None:

@@ -42,12 +42,20 @@ def size_edits(where: Places, effect: Effect, size: Any) -> list[Edit]:
     if family.switch:
         edits.append(Swap(config, family.switch[0], False))
         edits += [Swap(stack.root, family.switch[1], False) for stack in where.stacks]
-    edits += [Swap(config, flag, False) for flag in family.bias_flags]
+    flags = dict.fromkeys(family.bias_flags, False)
     if family.table_flag:
-        edits.append(Swap(config, family.table_flag, effect.table is not None or is_sealed([effect], family)))
+        flags[family.table_flag] = effect.table is not None or is_sealed([effect], family)
+    edits += [Swap(config, flag, value) for flag, value in flags.items()]
     for stack in where.stacks:
+        edits += _noted_flags(stack, flags)
         edits += _noted_sizes(stack, size) if stack.grid else []
     return edits
+
+
+def _noted_flags(stack: Stack, flags: dict[str, bool]) -> list[Edit]:
+    """The flags of a config that modules have written down when they were built."""
+    noted = ((module, flag) for module in stack.root.modules() for flag in flags)
+    return [Swap(module, flag, flags[flag]) for module, flag in noted if isinstance(vars(module).get(flag), bool)]
 
 
 def _noted_sizes(stack: Stack, size: Any) -> list[Edit]:

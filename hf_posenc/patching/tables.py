@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compat.pytorch import has_pre_hook
-from ..core.effects import Effect, Geometry, OwnGrid, OwnTable, TableSource
+from ..core.effects import ComputedSource, Effect, Geometry, OwnGrid, OwnTable, TableSource
 from ..core.tables import ComputedTable, LearnedTable, Notes, Seated, ZeroTable
 from ..errors import UnsupportedCell
 from ..families import Stack
@@ -44,7 +44,9 @@ def table_edits(
         edits.append(Hook(stack.embeddings, before_embeddings))
         edits.append(Swap(stack.embeddings, "posenc_offset", None if stack.family.makes_positions else stack.offset))
     assert not isinstance(effect.table, OwnGrid)
-    if stack.table is not None:
+    if stack.table is not None and _is_left_out(stack, stack.table, effect.table, sealed):
+        edits.append(Swap(stack.table.owner, stack.table.name, None, beside=stack.weight))
+    elif stack.table is not None:
         module = _seated_table(stack, stack.table, effect.table, rows, sealed, loaded)
         follows = effect.rotation is not None and effect.rotation.follows_length
         if follows or effect.pattern is not None or effect.temperature is not None:
@@ -55,10 +57,19 @@ def table_edits(
     return edits
 
 
+def _is_left_out(stack: Stack, site: Site, source: TableSource | None, sealed: bool) -> bool:
+    """Whether the model is left without a table, as its config can say."""
+    if stack.family.table_flag is None:
+        return False
+    return (source is None and not sealed) or (site.module is None and isinstance(source, OwnTable))
+
+
 def _seated_table(
     stack: Stack, site: Site, source: TableSource | None, rows: int, sealed: bool, loaded: bool
 ) -> Seated:
     """A table to put in the place of the family's own one."""
+    if site.module is None:
+        return _first_table(stack, source, sealed)
     native, like = site.module, site.module.weight
     if source is None:
         # In a sealed checkpoint the table has one row: of no use to whoever forces the seal, and refused.
@@ -73,6 +84,19 @@ def _seated_table(
         module = source.restored(inner, like) if loaded else source.module(inner, like)
         module.sealed = sealed
     module.take_seat_of(native, stack.offset)
+    return module
+
+
+def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> Seated:
+    """A table in a place that the model was built without one for."""
+    like = stack.weight.weight
+    stand_in = nn.Embedding(1, like.shape[1], device="meta")
+    if source is None:
+        module: Seated = ZeroTable(like.shape[1], 1, like)
+    else:
+        module = source.module(stand_in if isinstance(source, ComputedSource) else None, like)
+        module.sealed = sealed
+    module.take_seat_of(stand_in, stack.offset)
     return module
 
 
