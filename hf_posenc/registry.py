@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -177,6 +177,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __iter__(self) -> Iterator[str]:
         self.plugins.load_all()
         return iter([name for name in self._entries if name not in self.plugins.faults])
+
+    def items(self) -> ItemsView[str, T]:
+        return {name: self._entries[name] for name in self}.items()
 
     def __len__(self) -> int:
         return len(list(iter(self)))

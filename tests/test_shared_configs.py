@@ -1,6 +1,7 @@
 """Models that were made from one config object: a patch of one is none of the other's business."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -122,3 +123,16 @@ def test_a_tower_that_is_patched_by_itself():
         model(torch.arange(5)[None], pixels(1, 24, 40))
     unpatch_model(model.vision_model)
     assert model.config is before and model.config.vision_config is model.vision_model.config
+
+
+def test_a_model_that_is_no_part_of_another_is_patched_without_a_look_at_everything_alive(tmp_path, monkeypatch):
+    """Which takes tens of milliseconds where much is alive, and is for parts of other models alone."""
+    looks, everything = [], gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: looks.append(1) or everything())
+    model = patch_model(tiny("llama"), "yarn", **options("yarn"))
+    save(model, tmp_path)
+    patch_model(unpatch_model(load(tmp_path)), "alibi")
+    assert not looks
+    whole = tiny("llama")
+    patch_model(whole.model, "yarn", **options("yarn"))
+    assert looks and hasattr(whole.config, "posenc")

@@ -18,7 +18,8 @@ HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "
 
 def find(path: str, name: str, hub: dict[str, Any]) -> str | None:
     """Where a file of a checkpoint lies: in a folder, in this package, on a hub; None if it has no such file."""
-    path = model_path(path)
+    if not os.path.isabs(path):
+        path = model_path(path)
     if os.path.isdir(path):
         found = os.path.join(path, hub.get("subfolder") or "", name)
         return found if os.path.isfile(found) else None

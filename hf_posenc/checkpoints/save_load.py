@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from ..compat.models import carries_adapters, decoded
+from ..compat.quantized import keep_packing
 from ..errors import PosencError
 from ..families import Family, family_of, places
 from ..models import model_path
@@ -127,18 +128,20 @@ def load(
 def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kwargs: Any) -> PreTrainedModel:
     raw = read_json(file)
     if "posenc" not in raw:
-        if sealed_config(raw) or sealed_weights(weight_files(where, hub)):
+        files = {} if sealed_config(raw) else weight_files(where, hub)
+        if not files or sealed_weights(files):
             raise PosencError(
                 f"{file} is sealed and has lost its 'posenc' record: how it knew positions is not known."
             )
         model = _loaded(where, model_class_of(raw, model_class), raw, kwargs)
-        return with_relative_keys(model, raw, weight_files(where, hub), where) if is_old(raw) else model
+        return with_relative_keys(model, raw, files, where) if is_old(raw) else model
     return _load_patched(where, raw, model_class, hub, kwargs)
 
 
 def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[str, Any], kwargs: Any) -> Any:
     record = Record.from_dict(raw["posenc"])
-    refuse_unsealed(where, raw, record, weight_files(where, hub))
+    files = weight_files(where, hub)
+    refuse_unsealed(where, raw, record, files)
     kwargs = {**values_of(kwargs.pop("config", None), raw), **kwargs}
     kernel = kwargs.get("attn_implementation")
     if sealed_config(raw) and kernel not in (None, "sdpa", "eager"):
@@ -151,7 +154,7 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
     refuse_unpatchable(model)
     reset_length(model.config, record)
     restore(model, record, raw)
-    _load_parameters(model, where, hub)
+    _load_parameters(model, where, files)
     check_patch(model, record)
     return model
 
@@ -172,8 +175,7 @@ def refuse_unsealed(where: str, raw: dict[str, Any], record: Record, names: Iter
 
 
 def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -> PreTrainedModel:
-    """`from_pretrained`, with every weight accounted for."""
-    weight_files(where, {key: kwargs[key] for key in HUB if key in kwargs})  # there, whole and no pickle
+    """`from_pretrained`, with every weight accounted for. That there are files, and no pickles, has been seen."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # its report of unexpected keys would name our parameters
     asked = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -183,6 +185,7 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
         raise PosencError(f"{where} cannot be loaded: {error}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+    keep_packing(model)
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in report.get("mismatched_keys", ())]
     if mismatched:
         raise PosencError(f"Weights in {where} have other shapes than its config says: {', '.join(mismatched[:5])}.")
@@ -249,7 +252,9 @@ def _put_back(
     if "rope_parameters" in record.original:
         for key in WRITTEN:  # which would be taken for the original's
             section.pop(key, None)
-    built = (*flags_of(family), family.length) if family is not None and len(family.axes) > 1 else ()
+    built: tuple[str | None, ...] = () if family is None else (*family.bias_flags, family.table_flag)
+    if family is not None and len(family.axes) > 1:
+        built = (*flags_of(family), family.length)
     for key, value in record.original.items():
         if key not in built:
             section[own[key]] = copy.deepcopy(value)
@@ -263,12 +268,9 @@ def reset_length(config: Any, record: Record) -> None:
             setattr(part, key, copy.deepcopy(value))
 
 
-def _load_parameters(model: PreTrainedModel, where: str, hub: dict[str, Any]) -> None:
+def _load_parameters(model: PreTrainedModel, where: str, files: dict[str, str]) -> None:
     """The parameters that the scheme itself brought, which transformers does not know of."""
     wanted = {name: p for name, p in model.named_parameters() if "posenc_" in name}
-    if not wanted:
-        return
-    files = weight_files(where, hub)
     for name, parameter in wanted.items():
         key = _stored_name(name, files)
         if key is None:
@@ -346,13 +348,14 @@ def merge(
 ) -> PreTrainedModel:
     """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
 
-    The tokenizer comes along, with its length updated, where the adapter or its base has one. `overwrite` lets the
-    checkpoint take the place of another in `out`, but never of the adapter or its base.
+    Of a base in 4 bits the weights are written as the numbers that these stand for. The tokenizer comes along, with
+    its length updated, where the adapter or its base has one. `overwrite` lets the checkpoint take the place of
+    another in `out`, but never of the adapter or its base.
     """
     refuse_target(out, overwrite, adapter=model_path(adapter))
     if find(model_path(adapter), ADAPTER, {}) is None:
         raise PosencError(f"{adapter} holds no adapter to merge: it has no {ADAPTER}.")
-    adapted = load(adapter, **kwargs)
+    adapted = load(adapter, dequantized=True, **kwargs)  # merged into 4 bits, an adapter would be rounded away
     named = adapted.peft_config["default"].base_model_name_or_path
     refuse_target(out, overwrite, base=adapted.get_base_model().name_or_path)
     model: PreTrainedModel = adapted.merge_and_unload()

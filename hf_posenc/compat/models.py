@@ -22,6 +22,7 @@ ORIGIN = ("_name_or_path", "transformers_version")
 """What `config.to_dict()` says of where a config comes from, and not of the model."""
 
 
+@cache
 def release() -> tuple[int, int]:
     """The release of transformers that is installed, as numbers that can be compared."""
     major, minor = __version__.split(".")[:2]
@@ -49,22 +50,21 @@ def own_eager(module: nn.Module) -> Any:
     return sys.modules[type(module).__module__].eager_attention_forward
 
 
-@cache
 def _names_used(cls: Any) -> tuple[str, ...]:
     """The global names that a class's forward uses."""
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)
     return () if code is None else code.co_names
 
 
-def calls_interface(module: Any) -> bool:
-    """Whether a module attends through transformers' attention interface."""
-    cls: Any = type(module)
+@cache
+def calls_interface(cls: Any) -> bool:
+    """Whether modules of a class attend through transformers' attention interface."""
     return INTERFACE in _names_used(cls)
 
 
-def rotates(module: Any) -> bool:
-    """Whether a module applies rotary angles to something in its forward."""
-    cls: Any = type(module)
+@cache
+def rotates(cls: Any) -> bool:
+    """Whether modules of a class apply rotary angles to something in their forward."""
     return any(ROTATES.search(name) for name in _names_used(cls))
 
 

@@ -13,7 +13,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..families import Places, places
-from ..families.sound import refuse_unsound
 
 
 class Reference(NamedTuple):
@@ -36,8 +35,8 @@ class OwnConfigs:
     references: list[Reference]
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> OwnConfigs:
-        modules = {id(part): part for whole in (model, *models_around(model)) for part in whole.modules()}
+    def of(cls, models: list[PreTrainedModel]) -> OwnConfigs:
+        modules = {id(part): part for whole in models for part in whole.modules()}
         held = [
             (m, name, c) for m in modules.values() for name, c in vars(m).items() if isinstance(c, PreTrainedConfig)
         ]
@@ -95,9 +94,9 @@ def _kinds(cls: Any) -> set[Any]:
 
 def places_to_patch(model: PreTrainedModel) -> Places:
     """The places of a model that is about to be patched, with configs that are its own."""
-    refuse_unsound(model.config)  # before it is copied
-    own = OwnConfigs.of(model)
-    found = places(model)
+    around = models_around(model)  # before anything here holds a config: it counts who does
+    found = places(model)  # which refuses configs that cannot be copied
+    own = OwnConfigs.of([model, *around])
     stacks = {id(stack): replace(stack, config=own.copy_of(stack.config)) for stack in found.stacks}
     return replace(
         found,

@@ -46,7 +46,7 @@ def plan(
     first = next(iter(effects.values()))
     if lost is not None and first.table is not None and first.table.reads_native:
         raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
-    reach = scheme.span(record.geometry)
+    reach, apart = scheme.span(record.geometry), scheme.apart
     sealed = is_sealed(effects.values(), where.family)
     size = promised_size(where, first, reach)
     edits: list[Edit] = [where.own_configs, *size_edits(where, first, size)]
@@ -57,9 +57,9 @@ def plan(
             effect, geometry = effects[groups[0].name], geometries[groups[0].name]
             if stack.embeddings is not None or stack.table is not None or effect.table is not None:
                 edits += table_edits(stack, effect, geometry, size, reach.target, sealed, loaded is not None)
-            if scheme.apart:
+            if apart:
                 refuse_unlike(where, groups, effects, geometries)
-            if stack.rotaries and scheme.apart:
+            if stack.rotaries and apart:
                 edits += planned_rotary_edits(stack, groups, effects)
             elif stack.rotaries:
                 edits += rotary_edits(stack, groups, effects, geometries, reach, sealed, scheme.rescales)

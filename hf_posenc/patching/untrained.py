@@ -31,12 +31,13 @@ def training_needs() -> dict[str, str]:
 
 def ready_schemes(kind: str) -> list[str]:
     """What works on models whose own positions are of this kind, as they are."""
-    known = [name for name, scheme in SCHEMES.items() if not needs_training(scheme, _family(kind))]
+    family = _family(kind)
+    known = [name for name, scheme in SCHEMES.items() if not needs_training(scheme, family)]
     return sorted(name for name in known if not cell(name, kind).startswith("refused"))
 
 
 def _family(kind: str) -> Family:
-    return FAMILIES[KINDS[kind]]
+    return FAMILIES.registered()[KINDS[kind]]
 
 
 def warn_untrained(scheme: Scheme, family: Family, model_type: str, stacklevel: int) -> None:
