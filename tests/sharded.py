@@ -1,13 +1,15 @@
 """Runs recipes on CPU processes under launchers that are made for GPUs: FSDP2 and context parallelism.
 
-    accelerate launch --config_file FILE tests/sharded.py RECIPE WORDS --then RECIPE WORDS ...
+    accelerate launch --config_file FILE tests/sharded.py RECIPE WORDS --then RECIPE WORDS --after=CHECKPOINT ...
 
 accelerate runs DDP instead where it finds no GPU, and torch has no sharded attention for CPUs: both are told otherwise
-here, for tests only. Beside each run every process writes what it saw, `seen-0.json`, and why it was refused, if so.
+here, for tests only. `--after` goes on from a copy of another run's checkpoint. Beside each run every process writes
+what it saw, `seen-0.json`, and why it was refused, if so.
 """
 
 import json
 import os
+import shutil
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -79,9 +81,13 @@ def main(words: list[str]) -> None:
         if last:
             continue
         recipe, *others = run
-        settings = read_settings(recipe, others)
+        after = [Path(word.removeprefix("--after=")) for word in others if word.startswith("--after=")]
+        settings = read_settings(recipe, [word for word in others if not word.startswith("--after=")])
+        if after and PartialState().is_main_process:
+            shutil.copytree(after[0], Path(settings.output) / after[0].name)
+        PartialState().wait_for_everyone()
         try:
-            finetune.train(settings, resume=False, merged=False, compared=False)
+            finetune.train(settings, resume=bool(after), merged=False, compared=False)
         except PosencError as error:
             note(settings, {"refused": str(error)})
         PartialState().wait_for_everyone()

@@ -1,9 +1,10 @@
-"""The recipes as they are run: real commands in processes of their own."""
+"""The recipes as they are run: real commands, in processes of their own where that is what is tried."""
 
 import argparse
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def losses(folder: Path) -> list[float]:
 
 WHOLE = ("tiny_drope", "tiny_swan")
 """Those that tune all weights, so that nothing is merged."""
+STARTED = {"tiny_yarn": launched(), "tiny_alibi": [sys.executable]}
+"""In processes of their own, whose commands stand in cards; the others do without the seconds that a start takes."""
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -68,11 +71,12 @@ def test_small_recipes_run(name, tmp_path, text):
     words = [text, "--train.max_steps=2", "--train.warmup_steps=0", "--data.length=256", SMALL[1]]
     if "control" not in name and "gpt2" not in name and "bert" not in name and name not in WHOLE:
         words.append("--merge")
-    start = launched() if name == "tiny_yarn" else [sys.executable]  # a launcher takes seconds to start
-    run([*start, *MODULE, name, f"--output={output}", *words])
+    command = [name, f"--output={output}", *words]
+    run([*STARTED[name], *MODULE, *command]) if name in STARTED else main(command)
     made = output / ("adapter" if (output / "adapter").exists() else "model")
     card = (made / "README.md").read_text()
-    assert ("accelerate launch" in card) == (name == "tiny_yarn") and "transformers" in card and name in card
+    assert ("accelerate launch" in card) == (name == "tiny_yarn") and "transformers" in card
+    assert name in card or name not in STARTED
     facts = json.loads((output / "metrics.json").read_text())
     states = list(dict.fromkeys(figure["scheme"] for figure in facts["figures"]))
     assert states[0] == "unpatched" and states[-1].endswith(", tuned")
@@ -104,7 +108,7 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
         model.save_pretrained(tmp_path / "base")
         AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "base")
         base = tmp_path / "base"
-    run([*TRAIN, name, text, few, f"--model.path={base}", *words])
+    main([name, text, few, f"--model.path={base}", *words])
     figures = json.loads((output / "metrics.json").read_text())["figures"]
     assert name == "bert_learned" or {figure["n"] for figure in figures} == {2}  # as many queries as windows
     before, after = weights(base), weights(output / "model")
@@ -118,10 +122,36 @@ def test_only_new_rows_of_an_encoder_are_tuned(name, tmp_path, text):
             assert torch.equal(v, others[k.removeprefix("bert.")]), k
 
 
+SHARED = [*SMALL, "--train.max_steps=3", "--data.passkey=0.0", "--measure.before=false"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *MODULE]
+LAUNCHES = {
+    "torchrun": (TORCHRUN, "torchrun --standalone --nproc_per_node 2 -m"),
+    "accelerate": (launched(*CPU, *MODULE), "accelerate launch --config_file"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(once, text) -> list[float]:
+    """Losses of one process with a batch of two."""
+    words = ["tiny_yarn", text, *SHARED, "--train.per_device_train_batch_size=2"]
+    return losses(once("alone", lambda folder: main([*words, f"--output={folder / 'run'}"])) / "run")
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, text, launch, alone):
+    start, typed = LAUNCHES[launch]
+    both = ["--train.per_device_train_batch_size=1", "--train.processes=2", f"--output={tmp_path}"]
+    run([*start, "tiny_yarn", text, *SHARED, *both])
+    facts = json.loads((tmp_path / "metrics.json").read_text())["facts"]
+    assert facts["processes"] == 2 and facts["distributed"].endswith("MULTI_CPU")
+    assert facts["command"].startswith(typed)
+    assert losses(tmp_path) == pytest.approx(alone, abs=1e-5)
+
+
 @pytest.fixture(scope="module")
 def whole(once, text) -> Path:
     """A run of six steps that nothing happened to."""
-    made = once("whole", lambda folder: run([*TRAIN, "tiny_yarn", *resumable(folder / "run", text)]))
+    made = once("whole", lambda folder: main(["tiny_yarn", *resumable(folder / "run", text)]))
     return made / "run"
 
 
@@ -139,7 +169,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole):
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     assert (output / "checkpoint-2").exists() and not (output / "adapter").exists()
-    assert "holds checkpoints of a run" in run(command, fails=True)
+    told = run(command, fails=True)
+    assert "holds checkpoints of a run" in told and "Traceback" not in told
     said = run([*command, "--resume"])
     assert "Going on from" in said
     ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
@@ -149,9 +180,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole):
     assert losses(output) == losses(whole)
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
-    import shutil
-
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole, capsys):
     output = tmp_path / "run"
     shutil.copytree(whole, output)
     for name in ("adapter", "metrics.json"):
@@ -160,17 +189,18 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole):
     content = bytearray(optimizer.read_bytes())
     content[len(content) // 2] ^= 255
     optimizer.write_bytes(content)
-    command = [*TRAIN, "tiny_yarn", *resumable(output, text), "--resume"]
-    said = " ".join(run(command).split())
+    main(["tiny_yarn", *resumable(output, text), "--resume"])
+    said = " ".join("".join(capsys.readouterr()).split())
     assert "checkpoint-6 is not whole: optimizer.pt was altered" in said and "checkpoint-4" in said
     ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_run_resumed_with_other_settings_is_refused(text, whole):
-    other = ["--train.learning_rate=1e-4", "--resume"]
-    said = run([*TRAIN, "tiny_yarn", *resumable(whole, text), *other], fails=True)
-    assert "train.learning_rate was 0.002 and is 0.0001" in " ".join(said.split())
+def test_a_run_resumed_with_other_settings_is_refused(text, whole, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["tiny_yarn", *resumable(whole, text), "--train.learning_rate=1e-4", "--resume"])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert ended.value.code == 1 and "train.learning_rate was 0.002 and is 0.0001" in said
 
 
 def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path):
@@ -189,18 +219,6 @@ def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path):
         figures = train(settings, resume=False, merged=False, compared=False)
         measured[name] = next(figure.value for figure in figures if figure.metric == "loss")
     assert measured["both"] < measured["alone"] - 0.03, measured
-
-
-def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, text):
-    common = [text, *SMALL, "--train.max_steps=3", "--data.passkey=0.0"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    single = [*TRAIN, "tiny_yarn", *common]
-    run([*single, f"--output={one}", "--train.per_device_train_batch_size=2"])
-    both = ["--train.per_device_train_batch_size=1", "--train.processes=2", f"--output={two}"]
-    run([*launched(*CPU, *MODULE), "tiny_yarn", *common, *both])
-    facts = json.loads((two / "metrics.json").read_text())["facts"]
-    assert facts["processes"] == 2 and facts["distributed"].endswith("MULTI_CPU")
-    assert losses(two) == pytest.approx(losses(one), abs=2e-4)
 
 
 def test_a_launch_that_runs_one_process_is_refused(tmp_path, text):
@@ -223,9 +241,3 @@ def test_mistakes_are_told(tmp_path, text, words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["tiny_yarn", text, *SMALL, *words.split(), f"--output={tmp_path / 'out'}"])
     assert ended.value.code == 1 and MISTAKES[words] in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_command_that_fails_shows_no_traceback(tmp_path, text):
-    words = next(iter(MISTAKES))
-    told = run([*TRAIN, "tiny_yarn", text, words, f"--output={tmp_path / 'out'}"], fails=True)
-    assert MISTAKES[words] in " ".join(told.split()) and "Traceback" not in told

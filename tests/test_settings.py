@@ -1,14 +1,17 @@
 """Recipes: every file is read, and what nobody would heed is an error that names the right key."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from hf_posenc import SCHEMES, PosencError
 from hf_posenc.schemes.plans import is_plan
+from hf_posenc.training.keys import keys_markdown
 from hf_posenc.training.reading import read_settings
 from hf_posenc.training.settings import Settings
+from hf_posenc.training.settings.values import models_of
 from hf_posenc.training.shipped import recipes
 
 RECIPES = list(recipes().values())
@@ -189,3 +192,21 @@ def test_what_was_run_can_be_run_again(recipe, tmp_path):
         settings = read_settings(recipe, words)
         (tmp_path / "again.yaml").write_text(yaml.safe_dump(settings.model_dump()))
         assert read_settings(tmp_path / "again.yaml") == settings
+
+
+def every_key(section, path=""):
+    for name, field in section.model_fields.items():
+        yield f"{path}{name}", field
+        for inner in models_of(field.annotation):
+            yield from every_key(inner, f"{path}{name}.")
+
+
+def test_every_key_has_a_line_and_the_page_shows_it():
+    page = (Path(__file__).parent.parent / "docs" / "recipe_keys.md").read_text()
+    assert keys_markdown() in page, "make docs writes it anew"
+    for path, field in every_key(Settings):
+        if "." not in path and path != "output":  # a section, whose docstring speaks for it
+            assert f"## `{path}`" in page
+            continue
+        assert field.description, path
+        assert f"| `{path.rpartition('.')[2]}` |" in page and " ".join(field.description.split()) in page

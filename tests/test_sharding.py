@@ -27,7 +27,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH"
 LENGTH = 64
 SMALL = [
     f"--data.length={LENGTH}", "--data.passkey=0.0", "--measure={lengths: [32], windows: 1, scored: 8}",
-    "--train.logging_steps=1", "--train.warmup_steps=0", "--train.max_steps=3",
+    "--train.logging_steps=1", "--train.warmup_steps=0", "--train.max_steps=3", "--train.save_steps=2",
 ]  # fmt: skip
 PLAIN = ["--data.documents=joined", "--data.answer_weight=1.0"]
 SHARED = {
@@ -71,11 +71,21 @@ def seen(folder: Path) -> list[dict]:
     return [json.loads((folder / f"seen-{process}.json").read_text()) for process in range(2)]
 
 
+def same_in_the_end(resumed: Path, whole: Path) -> None:
+    """A run that was gone on with ends as the one that nothing happened to."""
+    assert losses(resumed) == losses(whole) and len(losses(whole)) == 3
+    ours, theirs = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (resumed, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 @with_tiny
 def test_sharded_parameters_train_as_whole_ones(tmp_path, text):
     one, two = tmp_path / "one", tmp_path / "two"
     in_one(words("tiny_yarn", text, "--train.per_device_train_batch_size=2", f"--output={one}"))
-    in_two("fsdp2", [words("tiny_yarn", text, "--train.processes=2", f"--output={two}")])
+    sharded = words("tiny_yarn", text, "--train.processes=2")
+    again = [*sharded, f"--output={tmp_path / 'again'}", f"--after={two / 'checkpoint-2'}"]
+    in_two("fsdp2", [[*sharded, f"--output={two}"], again])
+    same_in_the_end(tmp_path / "again", two)
     for process in seen(two):
         assert process["distributed"].endswith("FSDP")
         assert process["whole"] == [] and process["sharded"] > 40  # LoRA, norms and embeddings
@@ -101,9 +111,16 @@ def shared(once, text) -> Path:
     runs = {**SHARED, **{name: run for name, (run, _) in REFUSED.items()}}
 
     def run(folder: Path) -> None:
-        in_two("context_parallel", [words(*run, text, f"--output={folder / name}") for name, run in runs.items()])
+        every = [words(*run, text, f"--output={folder / name}") for name, run in runs.items()]
+        first = words(*SHARED["yarn"], text, f"--output={folder / 'again'}")
+        in_two("context_parallel", [*every, [*first, f"--after={folder / 'yarn' / 'checkpoint-2'}"]])
 
     return once("shared", run)
+
+
+@with_tiny
+def test_a_run_on_shared_texts_goes_on_to_the_same_weights(shared):
+    same_in_the_end(shared / "again", shared / "yarn")
 
 
 @with_tiny

@@ -39,9 +39,9 @@ def models(once) -> Path:
     return once("shipped_models", shipped_models.fill)
 
 
-def short_data(name: str) -> list[str]:
+def short_data(name: str, models: Path) -> list[str]:
     data = read_settings(name).data
-    found = ["--data.length=64"]
+    found = ["--data.length=64", f"--data.path={models / 'short.txt'}"]
     found += [f"--data.stages={[{'length': 32, 'steps': 1}]}"] if data.stages else []
     found += ["--data.short={share: 0.5, length: 16}"] if data.short else []
     return found
@@ -49,7 +49,12 @@ def short_data(name: str) -> list[str]:
 
 def run(name: str, models: Path, output: Path, precision: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses, and by how much each trained tensor has changed."""
-    words = [*shipped_models.words(name, models), *shipped_models.without_dropout(name), *SHORT, *short_data(name)]
+    words = [
+        *shipped_models.words(name, models),
+        *shipped_models.without_dropout(name),
+        *SHORT,
+        *short_data(name, models),
+    ]
     settings = read_settings(name, [*words, *PRECISIONS[precision], f"--output={output / precision}"])
     trainer = trainer_of(prepared(settings))
     named = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}

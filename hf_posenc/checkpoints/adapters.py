@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 import warnings
@@ -38,22 +39,23 @@ def load_adapter(
     adapter, file = adapter_settings(written), find(path, FILE, hub)
     if file is None and adapter is not written:
         raise PosencError(f"The adapter in {path} was trained on a patched model, and its {FILE} is lost.")
-    record, weights = (None, {}) if file is None else adapter_record(read_json(file))
+    noted = {} if file is None else read_json(file)
+    record, weights = (None, {}) if file is None else adapter_record(noted)
     if find(path, "adapter_model.safetensors", hub) is None:
         raise PosencError(f"{path} holds no adapter_model.safetensors. Pickled weights are not loaded.")
-    trainable = kwargs.pop("is_trainable", False)
+    trainable, dequantized = kwargs.pop("is_trainable", False), kwargs.pop("dequantized", False)
     if isinstance(base, PreTrainedModel):
         model = base
     else:
-        name = os.fspath(base) if base is not None else adapter.get("base_model_name_or_path")
-        if not name or not isinstance(name, str):
-            raise PosencError(f"{path} does not say what its base model is ({name!r}): pass base=.")
-        if os.path.isdir(name) and os.path.isdir(path) and os.path.samefile(name, path):
-            raise PosencError(f"The adapter in {path} names itself as its base model: pass base=.")
+        name = base_name(base, adapter, path)
         if kwargs.get("model_class") is None and adapter.get("task_type") in TASKS:
             kwargs["model_class"] = getattr(transformers, TASKS[adapter["task_type"]])
+        if noted.get("quantization") and "quantization_config" not in kwargs:
+            kwargs["quantization_config"] = four_bits(noted["quantization"], path)
         of_adapter = ("revision", "subfolder")
         model = load_base(name, **{k: v for k, v in kwargs.items() if k not in of_adapter})
+        if dequantized:
+            model = without_four_bits(model, kwargs.get("dtype"))
         if record is not None and not is_patched(model):
             apply_record(model, record)
     refuse_other_positions(model, record, path)
@@ -65,9 +67,43 @@ def load_adapter(
     return peft.PeftModel.from_pretrained(model, path, config=config, is_trainable=trainable, **hub)
 
 
+def base_name(base: Any, adapter: dict[str, Any], path: str) -> str:
+    """Where the base model of an adapter is."""
+    name = os.fspath(base) if base is not None else adapter.get("base_model_name_or_path")
+    if not name or not isinstance(name, str):
+        raise PosencError(f"{path} does not say what its base model is ({name!r}): pass base=.")
+    if os.path.isdir(name) and os.path.isdir(path) and os.path.samefile(name, path):
+        raise PosencError(f"The adapter in {path} names itself as its base model: pass base=.")
+    return name
+
+
+def without_four_bits(model: Any, dtype: Any) -> Any:
+    """The model with the numbers that its 4 bits stand for, to merge an adapter into: in 4 bits it is rounded away."""
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return model
+    if is_patched(model):
+        raise PosencError(
+            "The base model is stored patched and was held in 4 bits, which cannot be undone below a patch: merge "
+            "into its whole weights (quantization_config=None), or patch the original in the recipe."
+        )
+    return model.dequantize(dtype=dtype)
+
+
+def four_bits(noted: dict[str, Any], path: str) -> Any:
+    """How the base model of an adapter was held when it was trained."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise PosencError(
+            f"The adapter in {path} was trained on a base model in 4 bits, by bitsandbytes: pip install bitsandbytes. "
+            "To put it on whole weights, which makes another model, pass quantization_config=None."
+        )
+    return transformers.BitsAndBytesConfig.from_dict(noted)
+
+
 def adapter_record(data: dict[str, Any]) -> tuple[Record, Any]:
     """What posenc.json says of an adapter's base model: its scheme, and its weights."""
-    return Record.from_dict({key: value for key, value in data.items() if key != "base"}), data.get("base", {})
+    return Record.from_dict(
+        {key: value for key, value in data.items() if key not in ("base", "quantization")}
+    ), data.get("base", {})
 
 
 def peft_config(settings: dict[str, Any], path: str) -> Any:

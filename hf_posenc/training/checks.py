@@ -29,10 +29,15 @@ from .tuning import lora_targets, whole_modules
 
 GB = 1e9
 PACKAGES = {
-    "report_to": {"tensorboard": "tensorboard", "wandb": "wandb"},
-    "optim": {"adamw_torch_8bit": "torchao", "adamw_8bit": "bitsandbytes", "paged_adamw_8bit": "bitsandbytes"},
+    ("model", "quantize"): {"nf4": "bitsandbytes", "fp4": "bitsandbytes"},
+    ("train", "report_to"): {"tensorboard": "tensorboard", "wandb": "wandb"},
+    ("train", "optim"): {
+        "adamw_torch_8bit": "torchao",
+        "adamw_8bit": "bitsandbytes",
+        "paged_adamw_8bit": "bitsandbytes",
+    },
 }
-"""What keys of `train` need to be installed, by their value."""
+"""What keys need to be installed, by their value."""
 
 
 def refuse_output(settings: Settings) -> None:
@@ -47,11 +52,11 @@ def refuse_output(settings: Settings) -> None:
 
 def refuse_absent_packages(settings: Settings) -> None:
     """Raise where a package that the recipe asks for is not installed."""
-    for key, packages in PACKAGES.items():
-        value = getattr(settings.train, key)
+    for (section, key), packages in PACKAGES.items():
+        value = getattr(getattr(settings, section), key)
         package = packages.get(value)
         if package is not None and importlib.util.find_spec(package) is None:
-            raise PosencError(f"train.{key}: {value} needs {package}: pip install {package}.")
+            raise PosencError(f"{section}.{key}: {value} needs {package}: pip install {package}.")
     if importlib.util.find_spec("matplotlib") is None:
         raise PosencError("The picture of a run needs matplotlib: pip install 'hf-posenc[train]'.")
 

@@ -55,18 +55,23 @@ def dry_run(settings: Settings, merged: bool = False) -> None:
 
 def memory(run: Run) -> str:
     """About what a step takes on each device, where parameters are whole."""
+    parts = memory_parts(run)
+    told = ", ".join(f"{name} {value / GB:.2f}" for name, value in parts.items())
+    return f"about {sum(parts.values()) / GB:.1f} GB a process ({told})"
+
+
+def memory_parts(run: Run) -> dict[str, float]:
+    """Bytes, by what they are for."""
     asked, config = run.settings, run.model.config.get_text_config()
     size = torch.empty(0, dtype=getattr(torch, asked.model.dtype)).element_size()
     computed = 2 if asked.train.bf16 else size
     trained = trained_count(run.model, asked.tune)
-    parts = {
-        "weights": run.parameters * size,
+    return {
+        "weights": sum(p.nbytes for p in run.model.parameters()),
         "what is trained, its gradients and moments": trained * 16,
         "activations": activations(config, asked, computed),
         "loss": loss_memory(config, asked, computed),
     }
-    told = ", ".join(f"{name} {value / GB:.2f}" for name, value in parts.items())
-    return f"about {sum(parts.values()) / GB:.1f} GB a process ({told})"
 
 
 def activations(config: Any, asked: Settings, size: int) -> float:

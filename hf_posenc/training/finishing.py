@@ -15,7 +15,7 @@ from ..evaluation.measures.rows import Row
 from ..evaluation.report import write
 from ..models import model_path
 from .card import card, merged_card, results
-from .preparing import AUTO
+from .preparing import AUTO, four_bits
 from .resuming import console
 from .settings import Settings
 
@@ -39,7 +39,10 @@ def finish(
     if settings.model.path is not None and folder.name == "model":
         copy_embedder(Path(model_path(settings.model.path)), folder, settings.data.reach)
     kind = AUTO[settings.model.objective] if folder.name == "model" else None
-    reloaded = load(folder, dtype=dtype, model_class=kind)  # a base may be stored in another
+    given: dict[str, Any] = {"dtype": dtype}  # a base may be stored in another
+    if settings.model.quantize is not None:
+        given["quantization_config"] = four_bits(settings.model.quantize, dtype)
+    reloaded = load(folder, model_class=kind, **given)
     figures += measure(reloaded.to(device), label=tuned_name(settings))
     about = {
         "title": f"{settings.model.path or 'a fresh model'} with {settings.scheme.name or 'its own positions'}",
@@ -52,7 +55,7 @@ def finish(
         write(figures, output / f"metrics{suffix}", about)
     (folder / "README.md").write_text(card(settings, figures, facts))
     if merged:
-        merge(folder, output / "merged", dtype=dtype, overwrite=True)
+        merge(folder, output / "merged", overwrite=True, **given)
         (output / "merged" / "README.md").write_text(merged_card(settings, figures, facts))
     console.print(Markdown(results(figures)))
     console.print(f"Written to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}.", soft_wrap=True)

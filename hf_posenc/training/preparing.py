@@ -10,7 +10,15 @@ from itertools import islice
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    set_seed,
+)
 
 from ..checkpoints.save_load import load
 from ..errors import PosencError
@@ -57,6 +65,8 @@ def made(settings: Settings) -> tuple[Any, Any]:
     dtype, auto = getattr(torch, asked.dtype), AUTO[asked.objective]
     if asked.path is not None:
         given: dict[str, Any] = {"model_class": auto, "dtype": dtype}
+        if asked.quantize is not None:
+            given["quantization_config"] = four_bits(asked.quantize, dtype)
         if asked.attn_implementation:
             given["attn_implementation"] = asked.attn_implementation
         if asked.trust_remote_code:
@@ -73,6 +83,13 @@ def made(settings: Settings) -> tuple[Any, Any]:
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
     return model, tokenizer
+
+
+def four_bits(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """As QLoRA holds weights; products are taken in what the model computes in."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
+    )
 
 
 def patch(settings: Settings, model: Any) -> None:

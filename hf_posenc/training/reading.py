@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import PosencError, suggestion
 from .settings import Settings
+from .settings.values import models_of
 from .shipped import recipe_path
 
 
@@ -89,11 +90,5 @@ def _section(path: Sequence[str | int]) -> type[BaseModel]:
     for key in path:
         field = at.model_fields.get(str(key))
         if field is not None:
-            at = next(t for t in _models(field.annotation))
+            at = next(t for t in models_of(field.annotation))
     return at
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _models(part)]

@@ -49,6 +49,7 @@ from .sharding import (
     launched_parallel,
     launched_sharded,
     refuse_lost_rows,
+    refuse_sharded_bits,
     refuse_sharded_text,
     refuse_zero3,
     share_text,
@@ -133,7 +134,7 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     model, tokenizer = made(settings)
     trained_length = own_length(places(model)) or settings.data.length
     came = positions_record(model)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = model.num_parameters()
     patch(settings, model)
     refuse_other_base(settings, came, positions_record(model))
     refuse_misfit(settings, model, tokenizer)
@@ -141,6 +142,7 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     refuse_recomputing(settings, model, args.device.type)
     refuse_full_disk(settings, trained_count(model, settings.tune), parameters, merged)
     refuse_lost_rows(settings, launched_sharded())
+    refuse_sharded_bits(settings, launched_sharded())
     if sharing(launched_parallel()) > 1:
         share_text(model)
 

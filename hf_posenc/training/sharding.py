@@ -96,6 +96,15 @@ def refuse_lost_rows(settings: Settings, sharded: bool) -> None:
         )
 
 
+def refuse_sharded_bits(settings: Settings, sharded: bool) -> None:
+    """Raise where weights of 4 bits would be cut into shards: two of them share a byte, and blocks share a scale."""
+    if sharded and settings.model.quantize is not None:
+        raise PosencError(
+            "model.quantize holds weights whole on each device, and this launch shards them. Launch with "
+            f"{launching_with('ddp')}, or leave it out."
+        )
+
+
 def share_text(model: Any) -> None:
     """Make a model fit for texts that are shared, or raise."""
     name = attention_of(model.config)

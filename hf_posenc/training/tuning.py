@@ -122,4 +122,9 @@ def trained_count(model: Any, asked: TuneSettings) -> int:
     wanted = lora_targets(places(model), asked.lora.target_modules)
     linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)]
     adapted = [m for n, m in linear if isinstance(wanted, str) or n.endswith(tuple(wanted))]
-    return sum(own.values()) + sum(asked.lora.r * sum(m.weight.shape) for m in adapted)
+    return sum(own.values()) + sum(asked.lora.r * sum(sides(m)) for m in adapted)
+
+
+def sides(layer: Any) -> tuple[int, int]:
+    """How many values a projection reads and gives; the shape of its weight would not say it of one in 4 bits."""
+    return (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)

@@ -1,0 +1,176 @@
+"""`data`: text, and how rows are cut from it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from .values import Length, Section
+
+
+class Pose(Section):
+    """PoSE: rows of `data.length` whose positions skip, so that they reach up to `target_length`."""
+
+    target_length: Length = Field(gt=0)
+    """How far positions reach."""
+    chunks: int = Field(default=2, ge=2)
+    """In how many pieces a row is cut."""
+
+
+class Randomized(Section):
+    """Sorted random positions below `target_length` (Ruoss et al. 2023). Good on algorithmic tasks, bad for language:
+    for texts take PoSE, whose tokens keep their neighbours."""
+
+    target_length: Length = Field(gt=0)
+    """How far positions reach."""
+
+
+class Short(Section):
+    """A share of the rows is made of short pieces, so that the model does not forget short texts."""
+
+    share: float = Field(gt=0, lt=1)
+    """The share of such rows."""
+    length: Length = Field(gt=1)
+    """Tokens in a piece."""
+
+
+class Stage(Section):
+    """Some steps at a length of their own."""
+
+    length: Length = Field(gt=1)
+    """Tokens in a row."""
+    steps: int = Field(gt=0)
+    """How many steps are taken at it."""
+
+
+class LongDocuments(Section):
+    """Documents from so many tokens on are read more often, so that a model meets what long rows are for."""
+
+    tokens: int = Field(gt=1)
+    """From how many on a document is long."""
+    weight: float = Field(gt=1)
+    """How often, against others."""
+
+
+class Source(Section):
+    """Where text comes from, and what its records are."""
+
+    path: str | list[str] = "stdlib"
+    """`stdlib`, files (.txt, .jsonl, .parquet, patterns such as books/*.txt), or the name of a dataset."""
+    name: str | None = None
+    """The configuration of a dataset that has several."""
+    split: str = "train"
+    """Of a dataset of the hub."""
+    format: Literal["text", "prompt_completion", "chat"] = "text"
+    """`prompt_completion` and `chat` predict completions and the assistant's turns alone; examples stay whole."""
+    column: str = "text"
+    """The column of texts."""
+    prompt: str = "prompt"
+    """The column of prompts."""
+    completion: str = "completion"
+    """The column of completions."""
+    messages: str = "messages"
+    """The column of chats: lists of {role, content}, rendered by the tokenizer's own template."""
+    too_long: Literal["refuse", "drop"] = "refuse"
+    """What becomes of examples that are longer than a row: cut, they would teach answers that do not end."""
+    streaming: bool | None = None
+    """Read while training, in order. Unless given, where the text is too large to be held as tokens."""
+
+
+class WeightedSource(Source):
+    """One of several."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """The share of rows that come from it, against the weights of the others."""
+
+
+class DataSettings(Source):
+    """Text, and how rows are cut from it."""
+
+    sources: list[WeightedSource] = []
+    """Instead of `path` and what belongs to it: several, with weights."""
+    long_documents: LongDocuments | None = None
+    """Read long documents more often."""
+    held_out: float = Field(default=0.05, gt=0, lt=0.5)
+    """The share that is not trained on, but measured."""
+    length: Length = Field(gt=1)
+    """Tokens in a row: 4096 or 4k."""
+    documents: Literal["separate", "joined"] = "separate"
+    """`separate`: positions restart at a document's border and attention does not cross it. `joined`: one stream."""
+    passkey: float = Field(default=0.0, ge=0, lt=1)
+    """The share of rows that hide a number and ask for it. Retrieval figures are then task-trained."""
+    answer_weight: float = Field(default=1.0, ge=1)
+    """How much a token of such a number counts, against others."""
+    short: Short | None = None
+    """Make a share of the rows of short pieces."""
+    pose: Pose | None = None
+    """Skip positions (PoSE), so that short rows reach far."""
+    randomized: Randomized | None = None
+    """Draw positions at random, for algorithmic tasks."""
+    stages: list[Stage] = []
+    """Lengths one after the other; the last is `length`, for the steps that are left."""
+    mask_share: float = Field(default=0.15, gt=0, lt=1)
+    """The share of tokens that masked language modelling hides."""
+
+    @model_validator(mode="after")
+    def one_way_to_say_it(self) -> DataSettings:
+        given = self.model_fields_set & set(Source.model_fields)
+        if self.sources and given:
+            raise ValueError(f"{', '.join(sorted(given))} beside sources: say it of each source")
+        return self
+
+    @model_validator(mode="after")
+    def examples_stay_whole(self) -> DataSettings:
+        if all(source.format == "text" for source in self.all_sources):
+            return self
+        cut = [key for key in ("pose", "randomized", "short", "stages") if getattr(self, key)]
+        if cut:
+            raise ValueError(f"{', '.join(cut)} would cut prompts from what answers them: they are for text")
+        if self.documents == "joined":
+            raise ValueError("an answer must not read the prompt of another: documents: separate")
+        return self
+
+    @model_validator(mode="after")
+    def long_documents_are_known(self) -> DataSettings:
+        if self.long_documents and any(s.streaming or s.format != "text" for s in self.all_sources):
+            raise ValueError("long_documents are found among all texts: format: text, streaming: false")
+        return self
+
+    @model_validator(mode="after")
+    def fits(self) -> DataSettings:
+        for name in self.skipped:
+            target = getattr(self, name).target_length
+            if target <= self.length:
+                raise ValueError(f"{name}.target_length {target} must exceed length {self.length}")
+            if self.stages:
+                raise ValueError(f"{name} and stages are two ways to the same end: take one")
+            if self.documents == "separate":
+                raise ValueError(f"{name} skips positions within a row, which must be of one piece: documents: joined")
+        if len(self.skipped) > 1:
+            raise ValueError("pose and randomized are two ways to the same end: take one")
+        if self.short and self.short.length >= self.length:
+            raise ValueError(f"short.length {self.short.length} must be less than length {self.length}")
+        return self
+
+    @property
+    def all_sources(self) -> list[WeightedSource]:
+        """What is read, and how often."""
+        if self.sources:
+            return list(self.sources)
+        return [WeightedSource(**{key: getattr(self, key) for key in Source.model_fields})]
+
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths of rows, in order."""
+        return [*(stage.length for stage in self.stages), self.length]
+
+    @property
+    def reach(self) -> int:
+        """The farthest that positions go."""
+        return max(self.lengths) if not self.skipped else int(getattr(self, self.skipped[0]).target_length)
+
+    @property
+    def skipped(self) -> list[str]:
+        """What leaves positions out within a row."""
+        return [name for name in ("pose", "randomized") if getattr(self, name) is not None]
