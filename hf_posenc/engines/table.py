@@ -107,11 +107,25 @@ def read(text: str) -> tuple[Entry, ...]:
     return found
 
 
-def recorded(new: Iterable[Entry], file: Path | None = None) -> tuple[Entry, ...]:
-    """Put measurements into the file, in place of what it says of the same cells; `file`: that of this package."""
+def recorded(
+    new: Iterable[Entry], file: Path | None = None, instead_of: Set[tuple[str, str, str]] = frozenset()
+) -> tuple[Entry, ...]:
+    """Put measurements into the file, in place of what it says of the same cells; `file`: that of this package.
+
+    `instead_of`: runtime, way and model type whose older measurements all go. What is still found of a cell keeps its
+    note.
+    """
     place = file or Path(str(files(__package__).joinpath(FILE)))
-    cells = {entry.cell: entry for entry in read(place.read_text(encoding="utf-8"))}
-    cells |= {entry.cell: entry for entry in new}
+    old = {entry.cell: entry for entry in read(place.read_text(encoding="utf-8"))}
+    cells = {
+        cell: entry
+        for cell, entry in old.items()
+        if (entry.runtime, entry.way, entry.architecture) not in instead_of or entry.basis != "measured"
+    }
+    for entry in new:
+        before = old.get(entry.cell)
+        kept = before.note if before is not None and before.verdict == entry.verdict and not entry.note else entry.note
+        cells[entry.cell] = dataclasses.replace(entry, note=kept)
     rows = [json.dumps(_row(cells[cell])) for cell in sorted(cells)]
     text = "[\n" + ",\n".join(rows) + "\n]\n"
     found = read(text)

@@ -88,7 +88,7 @@ def write_folder(
         section.update(WAYS[how](model, rotation, length, runtime))
     (folder / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if runtime == "ct2":
-        _convert(folder)
+        _convert(folder, rotation if how == "longrope" else None)
 
 
 def _saved(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dict[str, Any]:
@@ -136,12 +136,13 @@ WAYS: dict[str, Callable[[Any, LiveRotation, int, str], dict[str, Any]]] = {
 """What the rules call them -> the keys of a config that have to do with RoPE."""
 
 
-def _convert(folder: Path) -> None:
-    """Leave what CTranslate2 reads in place of a checkpoint, beside the tokenizer."""
+def _convert(folder: Path, rotation: LiveRotation | None) -> None:
+    """Leave what CTranslate2 reads in place of a checkpoint, beside the tokenizer; told a rotation where need be."""
     if CT2.version() is None:
         raise PosencError(f"CTranslate2 converts by itself, and is not installed here: {CT2.install}.")
     with tempfile.TemporaryDirectory() as made:
-        done = CT2.run("--convert", str(folder), made)
+        told = {"factors": rotation.factors(), "scaling": rotation.attention_scaling} if rotation else None
+        done = CT2.run("--convert", str(folder), made, *([json.dumps(told)] if told else []))
         if done.returncode:
             said = done.stderr.strip().splitlines() or ["no reason given"]
             raise PosencError(f"CTranslate2's converter refuses it: {said[-1]}")
