@@ -23,7 +23,7 @@ ORDER = (
     ("checkpoints",),
     ("serving",),
     ("evaluation",),
-    ("search",),
+    ("search", "explorer"),
     ("training",),
     ("cli",),
 )

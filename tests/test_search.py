@@ -315,12 +315,12 @@ def test_two_processes_find_what_one_does(tmp_path, documents, model, tokenizer)
     code = (
         "import json, sys, torch; torch.set_num_threads(1)\n"
         "from hf_posenc import load; from hf_posenc.search import search, Budget\n"
-        "from hf_posenc.search.sharing import Shared\n"
+        "from hf_posenc.evaluation.measures.sharing import launched\n"
         "from hf_posenc.checkpoints.save_load import tokenizer_of; from hf_posenc.evaluation import tokenized\n"
         "words = tokenizer_of('tiny'); docs = tokenized({'random.py': open(sys.argv[1]).read()}, words)\n"
         f"found = search(load('tiny', dtype=torch.float32), words, docs, target_length={TARGET}, out=sys.argv[2],\n"
         "    budget=Budget(population=4, parents=2, rounds=1, samples=2, held_out=2))\n"
-        "Shared().first and open(sys.argv[3], 'w').write(json.dumps(found.genes))\n"
+        "launched().first and open(sys.argv[3], 'w').write(json.dumps(found.genes))\n"
     )
     script, log, answer = tmp_path / "s.py", tmp_path / "log.jsonl", tmp_path / "genes.json"
     script.write_text(code)

@@ -27,6 +27,7 @@ class Asked:
     """Of the files, by name."""
     target: int = 0
     """What schemes reach for."""
+    step: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -46,6 +47,10 @@ def understood(given: Mapping[str, Any], lengths: list[int], tasks: str, target:
         check("task", name, TASKS)
     check("protocol", given["protocol"], PROTOCOLS)
     check("dtype", given["dtype"], DTYPES)
+    if given["device_map"] is not None:
+        check("device map", given["device_map"], ("auto",))
+        if given["device"] is not None:
+            raise PosencError("--device puts all of a model in one place, and --device-map in several: leave one out.")
     try:
         depths = tuple(float(depth) for depth in given["depths"].split(","))
     except ValueError:
@@ -62,6 +67,7 @@ def understood(given: Mapping[str, Any], lengths: list[int], tasks: str, target:
         max_tokens=parsed_length(given["max_tokens"]) if given["max_tokens"] else None,
         texts=read_texts(given["text"]) if given["text"] else {},
         target=target,
+        step=parsed_length(given["step"]) if given["step"] else None,
     )
 
 

@@ -25,7 +25,9 @@ def length_generalisation(
     tasks: Annotated[str, typer.Option(help="of repeat_one, copy, reverse, addition, scan, stdlib")] = "repeat_one",
     schemes: Annotated[str, typer.Option(help="separated by commas; all nine unless given")] = "",
     seeds: Annotated[int, typer.Option(min=1)] = 3,
-    steps: Annotated[int, typer.Option(min=1)] = 1500,
+    steps: Annotated[int, typer.Option(min=1)] = 1000,
+    layers: Annotated[int, typer.Option(min=1)] = 3,
+    learning_rate: Annotated[float, typer.Option(min=0)] = 1e-3,
     processes: Annotated[int, typer.Option(min=0, help="side by side; 0: one for each core")] = 0,
 ) -> None:
     """Exact match by length of small decoders, trained from nothing at lengths up to 20, with each scheme.
@@ -38,7 +40,7 @@ def length_generalisation(
     from ..training.length_bench.runs import SCHEME_NAMES, Settings
 
     names = [name for name in schemes.split(",") if name] or list(SCHEME_NAMES)
-    settings, cores = Settings(steps=steps), os.cpu_count() or 1
+    settings, cores = Settings(steps=steps, layers=layers, learning_rate=learning_rate), os.cpu_count() or 1
     print(run_all(tasks.split(","), names, seeds, settings, out, processes or cores))
 
 

@@ -54,7 +54,13 @@ Dtype = Annotated[
         autocompletion=lambda incomplete: completed(incomplete, DTYPES),
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest there is, unless given.")]
+DeviceMap = Annotated[
+    str | None, typer.Option(metavar="auto", help="Share the layers out among all devices; for large models.")
+]
+Step = Annotated[
+    str | None, typer.Option(metavar="LENGTH", help="Read so many tokens at a time over a cache: less memory.")
+]
 BatchSize = Annotated[int | None, typer.Option(help="Texts that go through the model at once.")]
 Tokenizer = Annotated[str | None, typer.Option(help="Where the tokenizer is, if not with the model.")]
 Force = Annotated[bool, typer.Option("--force", help="Go on though memory may not suffice.")]
@@ -92,7 +98,9 @@ def eval_command(
     report: Report = None,
     out: Out = None,
     dtype: Dtype = "auto",
-    device: Device = "cpu",
+    device: Device = None,
+    device_map: DeviceMap = None,
+    step: Step = None,
     batch_size: BatchSize = None,
     tokenizer: Tokenizer = None,
     force: Force = False,
@@ -143,7 +151,9 @@ def compare_command(
     report: Report = None,
     out: Out = None,
     dtype: Dtype = "auto",
-    device: Device = "cpu",
+    device: Device = None,
+    device_map: DeviceMap = None,
+    step: Step = None,
     batch_size: BatchSize = None,
     tokenizer: Tokenizer = None,
     force: Force = False,

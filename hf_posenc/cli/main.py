@@ -20,6 +20,7 @@ from .bench import bench
 from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
+from .explore import explore
 from .known import EXISTING, PLANS, check, scheme_names
 from .search import recommend, search
 from .serve_args import serve_args
@@ -172,6 +173,7 @@ for _command, _short in (
     (families, "List the families of models."),
     (patch, "Write a patched copy of a checkpoint."),
     (describe, "Tell what a checkpoint does with positions."),
+    (explore, "Try schemes with sliders, on a page."),
     (merge, "Write an adapter and its base as one model."),
     (reseal, "Make an old sealed checkpoint safe."),
     (export, "Write a checkpoint for llama.cpp, and prove it."),

@@ -16,6 +16,7 @@ from ..evaluation.measures.haystacks import Haystacks
 from ..evaluation.measures.needles import Retrieval
 from ..evaluation.measures.perplexity import PROTOCOLS, Reading
 from ..evaluation.measures.rows import Row
+from ..evaluation.measures.sharing import Shared, launched
 from ..evaluation.measures.texts import Document, tokenized
 from ..evaluation.runs.compare import compare, doublings
 from ..evaluation.runs.entries import parsed_schemes
@@ -35,37 +36,44 @@ UNHEEDED = ("scored", "stride")
 
 
 def run_eval(asked: Asked) -> None:
-    options = options_of(asked, asked.lengths)
-    live, words = loaded(asked.model, asked.device, asked.dtype, asked.base), tokenizer_for(asked)
+    options, shared = options_of(asked, asked.lengths), launched()
+    refuse_divided(asked, shared)
+    device = said_device(asked.device, asked.device_map, shared)
+    live, words = loaded(asked.model, device, asked.dtype, asked.base), tokenizer_for(asked)
     refuse_unheeded(asked, options, is_patched(bare(live)) and bool(asked.texts))
     suite = suite_of(live, words, asked) if asked.harness else None
     rows: list[Row] = []
     run: dict[str, Any] = {}
     if options is not None:
         documents = tokenized(asked.texts, words) if asked.texts else []
-        other = loaded(asked.reference, asked.device, asked.dtype, None) if asked.reference else None
+        other = loaded(asked.reference, device, asked.dtype, None) if asked.reference else None
         rows += evaluate(
             live, words, documents, options=options, reference=other, out=asked.out, force=asked.force,
-            quiet=not sys.stderr.isatty(),
+            quiet=quiet(shared), shared=shared,
         )  # fmt: skip
         run = identity(live, words, documents, options, other)
     if suite is not None:
         rows += suite(Results(asked.out, run or fingerprint(live, words, (), {})))
-    show(rows)
-    write(rows, asked.json_file, asked.report, about(asked, live))
+    if shared.first:
+        show(rows)
+        write(rows, asked.json_file, asked.report, about(asked, live))
 
 
 def run_compare(asked: Asked) -> None:
     entries = parsed_schemes(asked.schemes)
-    live, words = loaded(asked.model, asked.device, asked.dtype, None), tokenizer_for(asked)
+    shared = launched()
+    device = said_device(asked.device, asked.device_map, shared)
+    live, words = loaded(asked.model, device, asked.dtype, None), tokenizer_for(asked)
     options = options_of(asked, asked.lengths or doublings(trained_length(live), asked.target))
     assert options is not None
     refuse_unheeded(asked, options, taxed=True)
     documents: list[Document] = tokenized(asked.texts, words) if asked.texts else []
     rows = compare(
         live, words, entries, documents, target_length=asked.target, options=options, out=asked.out,
-        force=asked.force, quiet=not sys.stderr.isatty(),
+        force=asked.force, quiet=quiet(shared), shared=shared,
     )  # fmt: skip
+    if not shared.first:
+        return
     show_comparison(rows)
     ranks = {(s.protocol, s.scheme, s.length): places(s) for s in standings(rows)}
     write(rows, asked.json_file, asked.report, {**about(asked, live), "places": ranks})
@@ -102,6 +110,7 @@ def options_of(asked: Asked, lengths: Sequence[int]) -> Options | None:
         max_tokens=asked.max_tokens,
         truncate=asked.truncate,
         batch_size=asked.batch_size,
+        step=asked.step,
     )
     return Options(
         lengths=tuple(lengths),
@@ -128,11 +137,48 @@ def refuse_unheeded(asked: Asked, options: Options | None, taxed: bool) -> None:
         raise PosencError("--reference is for the short-context tax, and no task of ours is asked for. Leave it out.")
 
 
+def quiet(shared: Shared) -> bool:
+    return not shared.first or not sys.stderr.isatty()
+
+
+def refuse_divided(asked: Asked, shared: Shared) -> None:
+    """Raise for what several processes do not share."""
+    if shared.count > 1 and asked.harness is not None:
+        raise PosencError(
+            f"{shared.count} processes would each run all of the harness {asked.harness!r}: measure it in one "
+            "process, and our own tasks in several."
+        )
+
+
+def said_device(device: str | None, device_map: str | None = None, shared: Shared | None = None) -> str:
+    """Where the model goes: where it was told to, else the fastest device there is; says so."""
+    shared = shared or launched()
+    if device_map is not None and shared.count > 1:
+        raise PosencError(
+            "--device-map shares one model out among all devices, and each process would do so: start one process."
+        )
+    found = device_map or device or fastest(shared)
+    if shared.first:
+        threads = f", threads of each: {torch.get_num_threads()}" if found == "cpu" else ""
+        among = f"{shared.count} processes on " if shared.count > 1 else ""
+        print(f"Measuring on {among}{found}{threads}.", file=sys.stderr)
+    return found
+
+
+def fastest(shared: Shared) -> str:
+    """A GPU or the like where there is one, each process its own; else the CPU."""
+    if not torch.accelerator.is_available():
+        return "cpu"
+    return str(shared.state.device) if shared.state is not None else str(torch.accelerator.current_accelerator())
+
+
 @hushed()
 def loaded(path: str, device: str, dtype: str, base: str | None) -> Any:
-    """The model, on its device."""
+    """The model, on its device; `auto` shares its layers out among all there are."""
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else "auto"
     transformers.utils.logging.disable_progress_bar()
+    if device == "auto":
+        return load(path, base=base, dtype=wanted, device_map="auto").eval()
     model = load(path, base=base, dtype=wanted)
     try:
         return model.to(device).eval()

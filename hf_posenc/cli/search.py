@@ -39,7 +39,7 @@ def search(
     held_out: Annotated[int, typer.Option(help="Windows that judge what was found.")] = 24,
     seed: Annotated[int, typer.Option(help="The same seed finds the same.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, auto.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the fastest, unless given.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in FOLDER.")] = False,
 ) -> None:
     """Search for the positions that read a length best, on text that does not guide the search.
@@ -75,7 +75,7 @@ def recommend(
     no_train: Annotated[bool, typer.Option("--no-train", help="Only what works without training.")] = False,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="JSONL that measurements are kept in.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, auto.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the fastest, unless given.")] = None,
 ) -> None:
     """Say which scheme to take, with the evidence and the command to go on with.
 

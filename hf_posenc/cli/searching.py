@@ -10,15 +10,15 @@ from typing import Any
 from ..checkpoints.on_disk import config_of, model_of_config
 from ..checkpoints.save_load import save, tokenizer_of
 from ..errors import PosencError
+from ..evaluation.measures.sharing import launched
 from ..evaluation.measures.texts import tokenized
 from ..patching.patch import patch_model
 from ..search.budget import Budget
 from ..search.evolution import Round
-from ..search.page import page
+from ..search.page import page, told_task
 from ..search.recommend import recommend
 from ..search.search import Found, search
-from ..search.sharing import Shared
-from .measuring import loaded
+from .measuring import loaded, said_device
 
 
 def run_search(
@@ -32,16 +32,16 @@ def run_search(
     sizes: dict[str, int],
     seed: int,
     dtype: str,
-    device: str,
+    device: str | None,
 ) -> None:
     budget = Budget(**sizes)
-    live, tokenizer = loaded(model, device, dtype, None), tokenizer_of(model)
+    live, tokenizer = loaded(model, said_device(device), dtype, None), tokenizer_of(model)
     out.mkdir(parents=True, exist_ok=True)
     found = search(
         live, tokenizer, tokenized(texts, tokenizer), target_length=target, scheme=scheme, fitness=fitness,
         short_weight=short_weight, budget=budget, seed=seed, out=out / "search.jsonl", tell=teller(budget),
     )  # fmt: skip
-    if not Shared().first:
+    if not launched().first:
         return
     patch_model(live, found.scheme, existing="extend")
     save(live, out)
@@ -69,9 +69,9 @@ def teller(budget: Budget) -> Any:
 
 def show(found: Found, out: Path, command: str) -> None:
     print(found.sentence)
-    for length in sorted({row.length for row in found.rows}):
-        print(f"\nloss at {length} tokens of held-out text:")
-        for row in sorted((r for r in found.rows if r.length == length), key=lambda r: r.value):
+    for task, length in dict.fromkeys((row.task, row.length) for row in found.rows):
+        print(f"\n{told_task(task)} at {length} tokens that did not guide the search:")
+        for row in sorted((r for r in found.rows if (r.task, r.length) == (task, length)), key=lambda r: r.value):
             bars = "" if row.stderr is None else f" ± {row.stderr:.4f}"
             print(f"  {row.scheme:<22}{row.value:.4f}{bars}")
     print(f"\n{out} holds the checkpoint, search.jsonl and search.html.\nNext: {command}")
@@ -85,13 +85,13 @@ def run_recommend(
     training: bool,
     out: str | None,
     dtype: str,
-    device: str,
+    device: str | None,
 ) -> None:
     if not texts:  # the config alone says what fits
         skeleton = model_of_config(config_of(model))
         print(recommend(skeleton, target_length=target, serve=serve, training=training, path=model))
         return
-    live, tokenizer = loaded(model, device, dtype, None), tokenizer_of(model)
+    live, tokenizer = loaded(model, said_device(device), dtype, None), tokenizer_of(model)
     if tokenizer is None:
         raise PosencError(
             f"There is no tokenizer at {model!r} to read text with: leave --text out, or save one there."

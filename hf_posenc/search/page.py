@@ -9,7 +9,7 @@ from importlib import resources
 from string import Template
 
 from ..evaluation.report.drawing import Box, Scale, digits, line, mark, svg, text, ticks, told
-from .search import Found
+from .search import READ, Found
 
 WIDE, HIGH = 640, 300
 BOX = Box(left=56, right=WIDE - 16, top=16, bottom=HIGH - 40)
@@ -80,15 +80,20 @@ def _chart(title: str, desc: str, curves: Mapping[str, Sequence[tuple[float, flo
     return f"<section><h2>{escape(title)}</h2><p>{escape(desc)}</p>{legend}{picture}</section>"
 
 
+def told_task(task: str) -> str:
+    """What a column of losses is of."""
+    return "loss" if task == READ else "loss of needles' answers"
+
+
 def _table(found: Found) -> str:
-    lengths = sorted({row.length for row in found.rows})
+    columns = list(dict.fromkeys((row.task, row.length) for row in found.rows))
     names = list(dict.fromkeys(row.scheme for row in found.rows))
-    heads = "".join(f"<th>loss at {length}</th>" for length in lengths)
+    heads = "".join(f"<th>{told_task(task)} at {length}</th>" for task, length in columns)
     lines = []
     for name in names:
         cells = []
-        for length in lengths:
-            row = found.value(name, length)
+        for task, length in columns:
+            row = found.value(name, length, task)
             bars = "" if row.stderr is None else f" ± {row.stderr:.3f}"
             cells.append(f"<td>{row.value:.4f}{bars}</td>")
         lines.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>")

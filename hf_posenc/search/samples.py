@@ -19,6 +19,8 @@ from ..evaluation.measures.texts import Document, spread_windows, window_ids
 
 FITNESSES = ("loss", "needles")
 NEEDLES = ("passkey", "multikey")
+UNSEEN = 500_000
+"""Added to a seed, so that the needles that judge a search are not those that guide it."""
 SCORED = 64
 GUIDING = 0.6
 """The share of each text that guides the search; what follows judges it."""

@@ -15,19 +15,21 @@ from ..errors import PosencError, UntrainedWarning, suggestion
 from ..evaluation.measures.estimates import mean_and_error, separated
 from ..evaluation.measures.losses import refuse_not_causal, vocabulary_of
 from ..evaluation.measures.rows import Row
+from ..evaluation.measures.sharing import Shared, launched
 from ..evaluation.measures.texts import Document, bos_of, refuse_strange_tokens
 from ..evaluation.runs.results import Results, fingerprint
 from ..schemes import SCHEMES, Scheme
 from .budget import Budget
 from .evolution import Round, evolved, mean
-from .samples import FITNESSES, Sample, needle_samples, sample_losses, split, text_samples
-from .sharing import Shared
+from .samples import FITNESSES, UNSEEN, Sample, needle_samples, sample_losses, split, text_samples
 from .spaces import FactorSpace, Genes, Space, option_space
 from .trying import LiveRope, geometry_of, scheme_in
 
 FACTORS = "longrope"
 """The scheme that takes a factor for each pair."""
 UNPATCHED = "unpatched"
+READ = "perplexity"
+"""The task of rows that tell a loss of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +47,12 @@ class Found:
     """The published maps that a search over factors began with; {} for a search over options."""
     rounds: list[Round] = field(repr=False)
     rows: list[Row] = field(repr=False)
-    """The loss of each map on that text: at the target, and at the trained length."""
+    """The loss of each map on that text, at the target and at the trained length; and of the answers of needles that
+    the search never saw, where needles guided it."""
     sentence: str
 
-    def value(self, scheme: str, length: int) -> Row:
-        return next(row for row in self.rows if (row.scheme, row.length) == (scheme, length))
+    def value(self, scheme: str, length: int, task: str = READ) -> Row:
+        return next(row for row in self.rows if (row.scheme, row.length, row.task) == (scheme, length, task))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,7 @@ def search(
     setup = _setup(model, tokenizer, documents, target_length, scheme, fitness, short_weight, budget or Budget(), seed)
     guiding, judging = split(documents, target_length)
     bos = bos_of(tokenizer, None)
-    shared = Shared()
+    shared = launched()
     identity = fingerprint(model, tokenizer, documents, setup.options())
     log = Results(out if shared.first else None, identity)
     log.done = shared.from_first(log.done)
@@ -240,15 +243,15 @@ def _concluded(
 ) -> Found:
     """The best candidate beside what was known before, on text that the search never saw."""
     named: dict[str, Genes | None] = {UNPATCHED: None, **starts, "searched": rounds[-1].genes}
+    plain = replace(setup, short_weight=0.0)
     rows = []
-    for length in (setup.trained, setup.target):
-        samples = text_samples(judging, length, setup.budget.held_out, bos)
+    for task, length, samples in _judging_samples(setup, judging, bos):
         for name, genes in named.items():
             pairs = [(sample, None) for sample in samples]
-            bare_setup = replace(setup, short_weight=0.0)
-            losses = sample_losses(setup.model, samples) if genes is None else _losses(bare_setup, genes, pairs)
-            rows.append(_row(name, length, losses))
-    before, after = (next(r for r in rows if (r.scheme, r.length) == (n, setup.target)) for n in (start, "searched"))
+            losses = sample_losses(setup.model, samples) if genes is None else _losses(plain, genes, pairs)
+            rows.append(_row(task, name, length, losses))
+    decides = rows[-len(named) :]  # what was asked for: the target's text, or needles
+    before, after = (next(row for row in decides if row.scheme == name) for name in (start, "searched"))
     apart = separated(before.details["losses"], after.details["losses"])
     better = after.value < before.value
     chosen = rounds[-1].genes if better else starts[start]
@@ -264,16 +267,32 @@ def _concluded(
     )
 
 
-def _row(name: str, length: int, losses: list[float]) -> Row:
+def _judging_samples(
+    setup: Setup, judging: Sequence[Document], bos: int | None
+) -> list[tuple[str, int, Sequence[Sample]]]:
+    """What judges: text at the trained length and at the target, and needles of their own where needles guided. The
+    last of them decides."""
+    count = setup.budget.held_out
+    found: list[tuple[str, int, Sequence[Sample]]] = [
+        (READ, length, text_samples(judging, length, count, bos)) for length in (setup.trained, setup.target)
+    ]
+    if setup.fitness == "needles":
+        fresh = needle_samples(setup.tokenizer, setup.target, count, UNSEEN + setup.seed)
+        found.append(("needles", setup.target, fresh))
+    return found
+
+
+def _row(task: str, name: str, length: int, losses: list[float]) -> Row:
     value, error = mean_and_error(losses) if all(map(math.isfinite, losses)) else (math.inf, None)
     return Row(
-        task="perplexity", protocol="last", scheme=name, length=length, metric="loss", value=value, stderr=error,
+        task=task, protocol="last", scheme=name, length=length, metric="loss", value=value, stderr=error,
         n=len(losses), details={"losses": losses},
     )  # fmt: skip
 
 
 def _sentence(setup: Setup, start: str, before: Row, after: Row, better: bool, apart: bool) -> str:
-    where = f"At {setup.target} tokens of held-out text"
+    what = "held-out text" if after.task == READ else "needles that it never saw"
+    where = f"At {setup.target} tokens of {what}"
     if not better:
         return f"{where} nothing better than {start} was found (loss {before.value:.4f}): that is what is returned."
     gain, error = mean_and_error(

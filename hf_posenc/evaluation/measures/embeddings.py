@@ -20,6 +20,7 @@ from .needles import fitted
 from .perplexity import Progress, chunks, rows_together
 from .retrieval import accuracy
 from .rows import Row
+from .sharing import ALONE, Shared
 from .texts import Document
 
 MEAN = "the mean of the last states"
@@ -130,12 +131,12 @@ def pieces(text: str, tokenizer: Any, length: int) -> list[str]:
 
 def embedded(
     make: Callable[[Sequence[str]], Tensor], texts: Sequence[str], sizes: Sequence[int], together: int | None,
-    device: str, progress: Progress | None = None,
+    device: str, progress: Progress | None = None, shared: Shared = ALONE,
 ) -> Tensor:  # fmt: skip
     """The vectors of texts in their order, read in batches of like lengths."""
     order = sorted(range(len(texts)), key=lambda i: -sizes[i])
-    found: dict[int, Tensor] = {}
-    for batch in chunks(order, together or rows_together(max(sizes), device)):
+
+    def read(batch: list[int]) -> Tensor:
         vectors = make([texts[i] for i in batch])
         broken = ~vectors.isfinite().all(-1)
         if broken.any():
@@ -143,9 +144,14 @@ def embedded(
                 f"{int(broken.sum())} of {len(batch)} embeddings are not numbers: the model overflows or its weights "
                 "are broken. Load it in float32 or bfloat16, or look at its weights."
             )
-        found.update(zip(batch, vectors, strict=True))
         if progress is not None:
-            progress(sum(sizes[i] for i in batch))
+            progress(sum(sizes[i] for i in batch) * shared.count)
+        return vectors
+
+    cut = list(chunks(order, together or rows_together(max(sizes), device)))
+    found: dict[int, Tensor] = {}
+    for batch, vectors in zip(cut, shared.each(cut, read), strict=True):
+        found.update(zip(batch, vectors, strict=True))
     return torch.stack([found[i] for i in range(len(texts))])
 
 
@@ -159,13 +165,14 @@ def embedding_retrieval(
     batch_size: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """How many queries find their own document before all others (accuracy at 1, by cosine)."""
     asked = asked or Haystacks()
     straws = haystacks(task, length, embedder.tokenizer, asked, documents)
     asking, device = straws[: asked.queries], embedder.model.device.type
     sizes = [straw.tokens for straw in straws]
-    texts = embedded(embedder.documents, [s.text for s in straws], sizes, batch_size, device, progress)
+    texts = embedded(embedder.documents, [s.text for s in straws], sizes, batch_size, device, progress, shared)
     short = [len(s.query) for s in asking]
     queries = embedded(embedder.queries, [s.query for s in asking], short, batch_size, device)
     ranks = own_ranks(queries, texts)

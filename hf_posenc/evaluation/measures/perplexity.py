@@ -14,6 +14,7 @@ from ...errors import PosencError, suggestion
 from .estimates import mean_and_error
 from .losses import CHUNK, token_losses
 from .rows import Row
+from .sharing import ALONE, Shared
 from .texts import Document, Window, refuse_short, spread_windows, window_ids
 
 Progress = Callable[[int], object]
@@ -157,11 +158,12 @@ def perplexity(
     bos: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """The loss at a length, and its perplexity. `last` scores the same tokens at all lengths up to `longest`."""
     reading = reading or Reading()
     windows = [w for w in cut(protocol, documents, length, longest or length, reading, bos) if w.scored]
-    losses = window_losses(model, documents, windows, reading, bos, progress)
+    losses = window_losses(model, documents, windows, reading, bos, progress, shared)
     means = [float(loss.double().mean()) for loss in losses]
     weights = [float(len(loss)) if PROTOCOLS[protocol].weighted else 1.0 for loss in losses]
     value, error = mean_and_error(means, weights)
@@ -199,6 +201,7 @@ def loss_by_position(
     bos: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """The loss by position within one pass over windows of `length`: a row for each of up to 32 stretches."""
     reading = reading or Reading()
@@ -206,7 +209,7 @@ def loss_by_position(
     apart = min(reading.scored, length - opening - 1)
     cuts = spread_windows(documents, length - opening, length - opening, apart, reading.windows)
     windows = [Window(w.document, w.start, w.end, length - 1) for w in cuts]
-    losses = window_losses(model, documents, windows, reading, bos, progress)
+    losses = window_losses(model, documents, windows, reading, bos, progress, shared)
     width = max(1, length // BINS)
     rows = []
     for start in range(1, length, width):
@@ -238,16 +241,25 @@ def window_losses(
     reading: Reading,
     bos: int | None,
     progress: Progress | None = None,
+    shared: Shared = ALONE,
 ) -> list[Tensor]:
-    """The losses of the scored tokens of each window. Windows of one shape go through the model together."""
-    losses: dict[int, Tensor] = {}
-    for batch in batches(windows, reading.batch_size, model.device.type):
+    """The losses of the scored tokens of each window. Windows of one shape go through the model together.
+
+    Which ones go together does not depend on how many processes share them, and so neither does any digit.
+    """
+
+    def read(batch: list[int]) -> Tensor:
         chosen = [windows[i] for i in batch]
         ids = window_ids(documents, chosen, bos)
         found = token_losses(model, ids, last=chosen[0].scored, chunk=reading.chunk, step=reading.step)
-        losses.update(zip(batch, found, strict=True))
         if progress is not None:
-            progress(ids.numel())
+            progress(ids.numel() * shared.count)
+        return found
+
+    cut_up = list(batches(windows, reading.batch_size, model.device.type))
+    losses: dict[int, Tensor] = {}
+    for batch, found in zip(cut_up, shared.each(cut_up, read), strict=True):
+        losses.update(zip(batch, found, strict=True))
     return [losses[i] for i in range(len(windows))]
 
 

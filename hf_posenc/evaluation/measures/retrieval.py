@@ -18,6 +18,7 @@ from .losses import Pass, cacheable, forgets, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together
 from .rows import Row
+from .sharing import ALONE, Shared
 from .texts import Document
 
 
@@ -108,21 +109,25 @@ def answered(
     new_tokens: int,
     batch_size: int | None,
     progress: Progress | None,
+    shared: Shared = ALONE,
 ) -> list[dict[str, Any]]:
     """What the model makes of each trial."""
-    results: dict[int, dict[str, Any]] = {}
 
     def size(index: int) -> int:
         return len(made[index].ids)
 
+    def ask(batch: list[int]) -> list[dict[str, Any]]:
+        found = _batch_answered(model, tokenizer, [made[i] for i in batch], new_tokens)
+        if progress is not None:
+            progress(size(batch[0]) * len(batch) * shared.count)
+        return found
+
+    together: list[list[int]] = []
     for length, group in groupby(sorted(range(len(made)), key=size), key=size):
-        for batch in chunks(list(group), batch_size or rows_together(length, model.device.type)):
-            for index, result in zip(
-                batch, _batch_answered(model, tokenizer, [made[i] for i in batch], new_tokens), strict=True
-            ):
-                results[index] = result
-            if progress is not None:
-                progress(length * len(batch))
+        together += chunks(list(group), batch_size or rows_together(length, model.device.type))
+    results: dict[int, dict[str, Any]] = {}
+    for batch, found in zip(together, shared.each(together, ask), strict=True):
+        results.update(zip(batch, found, strict=True))
     return [results[i] for i in range(len(made))]
 
 
@@ -188,11 +193,12 @@ def retrieval(
     batch_size: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """Accuracy at each depth, by likelihood and by generation. Prompts and answers are in the details."""
     asked = asked or Retrieval()
     made = trials(task, length, tokenizer, asked, documents)
-    results = answered(model, tokenizer, made, room(task, asked), batch_size, progress)
+    results = answered(model, tokenizer, made, room(task, asked), batch_size, progress, shared)
     rows = []
     for depth in dict.fromkeys(trial.depth for trial in made):
         here = [result for result in results if result["depth"] == depth]

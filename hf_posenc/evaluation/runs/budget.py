@@ -39,24 +39,26 @@ class Estimate:
         return f"{self.total / GB:.2f} GB for {self.rows} x {self.length} tokens ({shown})"
 
 
-def estimate(model: Any, rows: int, length: int, chunk: int, cached: bool = False) -> Estimate:
-    """Of passes over `rows` texts of `length` tokens, from the sizes in the config."""
+def estimate(
+    model: Any, rows: int, length: int, chunk: int, cached: bool = False, step: int | None = None
+) -> Estimate:
+    """Of passes over `rows` texts of `length` tokens, `step` at a time if given, from the sizes in the config."""
     inner = bare(model)
     config, size = inner.config.get_text_config(), inner.dtype.itemsize
     hidden, heads = config.hidden_size, config.num_attention_heads
     inside = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
     head = getattr(config, "head_dim", None) or hidden // heads
     kept = getattr(config, "num_key_value_heads", None) or heads
-    tokens = rows * length
+    tokens, once = rows * length, rows * min(step or length, length)
     scores = 0
     if attention_of(config).endswith("eager"):
-        scores = rows * heads * length**2 * (size + 4)
+        scores = once * heads * length * (size + 4)
     return Estimate(
         rows=rows,
         length=length,
-        states=2 * tokens * hidden * size,
-        layer=max(3 * tokens * inside * size, 4 * tokens * heads * head * size + scores),
-        logits=min(chunk, tokens) * config.vocab_size * (size + 4 + (4 if size < 4 else 0)),
+        states=2 * once * hidden * size,
+        layer=max(3 * once * inside * size, 4 * once * heads * head * size + scores),
+        logits=min(chunk, once) * config.vocab_size * (size + 4 + (4 if size < 4 else 0)),
         cache=2 * config.num_hidden_layers * tokens * kept * head * size if cached else 0,
     )
 
@@ -74,5 +76,6 @@ def refuse_oversized(model: Any, wanted: Estimate, force: bool) -> None:
     if wanted.total > free and not force:
         raise PosencError(
             f"This needs about {wanted}, and {free / GB:.2f} GB are free. Take shorter lengths, a smaller "
-            "batch size or a narrower dtype, or go on regardless with --force (force=True)."
+            "batch size or a narrower dtype, read in parts over a cache (--step 4096), or go on regardless with "
+            "--force (force=True)."
         )

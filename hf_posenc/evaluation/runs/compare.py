@@ -7,6 +7,7 @@ from typing import Any
 
 from ...patching.lengths import trained_length
 from ..measures.rows import Row
+from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 from .decoders import compare_decoders
 from .encoders import compare_encoders
@@ -33,6 +34,7 @@ def compare(
     out: Any = None,
     force: bool = False,
     quiet: bool = True,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """The rows of the unpatched model and of every scheme, and their short-context taxes. The model ends as it came.
 
@@ -42,5 +44,5 @@ def compare(
     run = compare_encoders if options.embeds else compare_decoders
     return run(
         model, tokenizer, schemes, documents, target_length=target_length, options=options, out=out, force=force,
-        quiet=quiet,
+        quiet=quiet, shared=shared,
     )  # fmt: skip

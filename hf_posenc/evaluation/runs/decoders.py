@@ -24,6 +24,7 @@ from ..measures.perplexity import (
 )
 from ..measures.retrieval import retrieval
 from ..measures.rows import Row
+from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document, bos_of, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized
 from .entries import CHUNKED, Entry, parsed_schemes, patched
@@ -42,6 +43,7 @@ class Material:
     options: Options
     trained: int
     """The length that the model was trained at."""
+    shared: Shared = ALONE
     taxed: bool = False
     """Whether the short-context tax will be measured, which reads at and below the trained length."""
 
@@ -80,7 +82,7 @@ class Material:
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return perplexity(
                 model, self.documents, length, protocol=protocol, longest=self.longest, reading=reading, bos=bos,
-                scheme=scheme, progress=progress,
+                scheme=scheme, progress=progress, shared=self.shared,
             )  # fmt: skip
 
         tokens = sum(w.end - w.start + (bos is not None) for w in windows)
@@ -99,8 +101,9 @@ class Material:
 
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return loss_by_position(
-                model, self.documents, length, reading=given, bos=bos, scheme=scheme, progress=progress
-            )
+                model, self.documents, length, reading=given, bos=bos, scheme=scheme, progress=progress,
+                shared=self.shared,
+            )  # fmt: skip
 
         windows = cut("last", self.documents, length, length, given, bos)
         return Job(f"loss_by_position/{length}", length, len(windows) * length, run)
@@ -113,7 +116,7 @@ class Material:
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return retrieval(
                 model, self.tokenizer, task, length, asked=asked, documents=self.documents, batch_size=size,
-                scheme=scheme, progress=progress,
+                scheme=scheme, progress=progress, shared=self.shared,
             )  # fmt: skip
 
         return Job(f"{task}/{length}", length, len(asked.depths) * asked.trials * length, run)
@@ -133,7 +136,7 @@ def prepared(model: Any, material: Material, force: bool) -> Material:
     reading, length = material.options.reading, material.longest
     rows = reading.batch_size or rows_together(length, model.device.type)
     cached = reading.step is not None or any(task in MAKERS for task in material.options.tasks)
-    refuse_oversized(model, estimate(model, rows, length, reading.chunk, cached), force)
+    refuse_oversized(model, estimate(model, rows, length, reading.chunk, cached, reading.step), force)
     return material
 
 
@@ -161,6 +164,7 @@ def evaluate_decoder(
     out: Any,
     force: bool,
     quiet: bool,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """Losses and retrieval at every length; for a patched model and with text, also its short-context tax."""
     model.eval()
@@ -171,11 +175,11 @@ def evaluate_decoder(
             "A reference is what the short-context tax is measured against, and none is due: "
             f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
         )
-    material = prepared(model, Material(tokenizer, documents, options, trained_length(model), due), force)
+    material = prepared(model, Material(tokenizer, documents, options, trained_length(model), shared, due), force)
     refuse_beyond_reach(model, max(options.lengths))
     taxed = material.tax_jobs()
     own = unique([*material.jobs(), *taxed])
-    results = Results(out, decoder_identity(model, tokenizer, documents, options, reference))
+    results = Results(out, decoder_identity(model, tokenizer, documents, options, reference), shared)
     with progress_bar([*((scheme, job) for job in own), *((UNPATCHED, job) for job in taxed)], results, quiet) as bar:
         rows = perform(model, scheme, own, results, bar.update)
         if taxed:
@@ -220,6 +224,7 @@ def compare_decoders(
     out: Any,
     force: bool,
     quiet: bool,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """The unpatched model and every scheme in turn, with their short-context taxes."""
     if hasattr(model, "peft_config") or is_patched(model):
@@ -228,13 +233,13 @@ def compare_decoders(
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
     refuse_chunked(entries)
     trained = trained_length(model)
-    material = prepared(model, Material(tokenizer, documents, options, trained, bool(documents)), force)
+    material = prepared(model, Material(tokenizer, documents, options, trained, shared, bool(documents)), force)
     for entry in entries:  # before an hour is spent on the first of them
         patched(model, entry, target_length)
         unpatch_model(model)
     jobs = unique([*material.jobs(), *material.tax_jobs()])
     identity = {**options.identity(), "schemes": [entry.label for entry in entries], "target_length": target_length}
-    results = Results(out, fingerprint(model, tokenizer, documents, identity))
+    results = Results(out, fingerprint(model, tokenizer, documents, identity), shared)
     names = [UNPATCHED, *(entry.label for entry in entries)]
     with progress_bar([(name, job) for name in names for job in jobs], results, quiet) as bar:
         rows = perform(model, UNPATCHED, within_reach(model, UNPATCHED, jobs), results, bar.update)

@@ -19,6 +19,7 @@ from ..measures.haystacks import haystacks
 from ..measures.losses import vocabulary_of
 from ..measures.perplexity import Progress, rows_together
 from ..measures.rows import Row
+from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized
 from .entries import CHUNKED, Entry, parsed_schemes, patched
@@ -39,6 +40,7 @@ class Corpus:
     documents: Sequence[Document]
     options: Options
     trained: int
+    shared: Shared = ALONE
 
     def embedder(self, model: Any) -> Embedder:
         return model if isinstance(model, Chunked) else embedder_of(model, self.tokenizer)
@@ -54,7 +56,7 @@ class Corpus:
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return embedding_retrieval(
                 self.embedder(model), task, length, asked=asked, documents=self.documents, batch_size=size,
-                scheme=scheme, progress=progress,
+                scheme=scheme, progress=progress, shared=self.shared,
             )  # fmt: skip
 
         return Job(f"{task}/{length}", length, asked.documents * length, run)
@@ -71,7 +73,8 @@ class Corpus:
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             def vectors(of: Any) -> Any:
                 made = self.embedder(of)
-                return embedded(made.documents, texts, [length] * len(texts), size, made.model.device.type, progress)
+                device, sizes = made.model.device.type, [length] * len(texts)
+                return embedded(made.documents, texts, sizes, size, device, progress, self.shared)
 
             after = vectors(model)
             with plain(model) as other:
@@ -99,7 +102,7 @@ def lent(reference: Any) -> Callable[[Any], Any]:
 
 
 def prepared_corpus(
-    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool, shared: Shared
 ) -> Corpus:
     """What can be embedded; raises for whatever would go wrong later."""
     refuse_missing(tokenizer)
@@ -109,7 +112,7 @@ def prepared_corpus(
     length = max(options.lengths)
     rows = options.reading.batch_size or rows_together(length, model.device.type)
     refuse_oversized(model, estimate(model, rows, length, chunk=1), force)
-    return Corpus(tokenizer, documents, options, trained_length(model))
+    return Corpus(tokenizer, documents, options, trained_length(model), shared)
 
 
 def warn_of_decoder(model: Any) -> None:
@@ -151,11 +154,12 @@ def evaluate_encoder(
     out: Any,
     force: bool,
     quiet: bool,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """Retrieval by embeddings at every length; and, for a patched model and with text, what short texts pay."""
     model.eval()
     scheme = scheme_of(model)
-    corpus = prepared_corpus(model, tokenizer, documents, options, force)
+    corpus = prepared_corpus(model, tokenizer, documents, options, force, shared)
     warn_of_cuts(corpus.embedder(model), scheme, options.lengths)
     jobs = corpus.jobs()
     paid = corpus.similarity_jobs(undone if reference is None else lent(reference)) if scheme != UNPATCHED else []
@@ -164,7 +168,7 @@ def evaluate_encoder(
             "A reference is what embeddings of short texts are compared with, and none are due: "
             f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
         )
-    results = Results(out, encoder_identity(model, tokenizer, documents, options, reference))
+    results = Results(out, encoder_identity(model, tokenizer, documents, options, reference), shared)
     with progress_bar([(scheme, job) for job in [*jobs, *paid]], results, quiet) as bar:
         rows = perform(model, scheme, jobs, results, bar.update)
         try:
@@ -188,20 +192,21 @@ def compare_encoders(
     out: Any,
     force: bool,
     quiet: bool,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """The unpatched model, which cuts long texts, and every scheme; `chunked` among them averages over pieces."""
     if hasattr(bare(model), "peft_config") or is_patched(model):
         raise PosencError("compare starts from an unpatched model without adapters; this one is patched or adapted.")
     model.eval()
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
-    corpus = prepared_corpus(model, tokenizer, documents, options, force)
+    corpus = prepared_corpus(model, tokenizer, documents, options, force, shared)
     for entry in entries:  # before an hour is spent on the first of them
         with under(model, entry, corpus, target_length):
             pass
     jobs, paid = corpus.jobs(), corpus.similarity_jobs(undone)
     labels = [entry.label for entry in entries]
     more = {"schemes": labels, "target_length": target_length}
-    results = Results(out, encoder_identity(model, tokenizer, documents, options, **more))
+    results = Results(out, encoder_identity(model, tokenizer, documents, options, **more), shared)
     due = [(UNPATCHED, job) for job in jobs] + [(label, job) for label in labels for job in [*jobs, *paid]]
     with progress_bar(due, results, quiet) as bar:
         warn_of_cuts(corpus.embedder(model), UNPATCHED, options.lengths)

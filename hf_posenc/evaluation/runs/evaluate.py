@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..measures.rows import Row
+from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 from .decoders import decoder_identity, evaluate_decoder
 from .encoders import encoder_identity, evaluate_encoder
@@ -22,6 +23,7 @@ def evaluate(
     out: Any = None,
     force: bool = False,
     quiet: bool = True,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """Every figure that `options` asks for, and for a patched model its short-context tax.
 
@@ -30,7 +32,10 @@ def evaluate(
     SentenceTransformers, and compare embeddings of short texts instead of losses.
     """
     run = evaluate_encoder if options.embeds else evaluate_decoder
-    return run(model, tokenizer, documents, options=options, reference=reference, out=out, force=force, quiet=quiet)
+    return run(
+        model, tokenizer, documents, options=options, reference=reference, out=out, force=force, quiet=quiet,
+        shared=shared,
+    )  # fmt: skip
 
 
 def identity(

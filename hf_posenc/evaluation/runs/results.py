@@ -15,6 +15,7 @@ from ...compat.models import ORIGIN
 from ...errors import PosencError
 from ...patching.live import bare
 from ..measures.rows import Row
+from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 
 FORMAT = 1
@@ -57,11 +58,15 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 class Results:
-    """The rows of each job of a run; kept in a JSONL file if a path is given."""
+    """The rows of each job of a run; kept in a JSONL file if a path is given, by the first of several processes."""
 
-    def __init__(self, path: str | os.PathLike[str] | None, identity: dict[str, Any]):
-        self.path = None if path is None else Path(path)
+    def __init__(self, path: str | os.PathLike[str] | None, identity: dict[str, Any], shared: Shared = ALONE) -> None:
+        self.path = None if path is None or not shared.first else Path(path)
         self.done: dict[str, list[Row]] = {}
+        shared.by_first(lambda: self._open(identity))
+        self.done = shared.from_first(self.done)  # all begin at the same job, whatever a file system shows them
+
+    def _open(self, identity: dict[str, Any]) -> None:
         if self.path is None:
             return
         if self.path.exists() and self.path.stat().st_size:
