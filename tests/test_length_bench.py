@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from hf_posenc import PosencError
 from hf_posenc.cli.main import app
 from hf_posenc.training.length_bench import command
-from hf_posenc.training.length_bench.page import by_scheme, page
+from hf_posenc.training.length_bench.page import by_scheme, page, past
 from hf_posenc.training.length_bench.runs import (
     SCHEME_NAMES,
     Job,
@@ -24,6 +25,7 @@ from hf_posenc.training.length_bench.runs import (
 )
 from hf_posenc.training.length_bench.tasks import NUMBERS, TASKS, VOCABULARY, draw, is_held_out
 
+DOCS = Path(__file__).parent.parent / "docs"
 SMALL = Settings(layers=1, hidden=16, heads=2, steps=2, batch=4, longest=4, tested=(3, 6), examples=5)
 
 
@@ -122,3 +124,20 @@ def test_mistakes_are_told():
     with pytest.raises(PosencError, match="'rop'"):
         Job("copy", "rop+randomized", 0)
     assert "length-generalisation" in CliRunner().invoke(app, ["bench", "--help"]).stdout
+
+
+def test_the_page_is_made_of_the_kept_results_where_none_leads(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import bench_page
+
+    assert bench_page.bench_markdown() in (DOCS / "bench.md").read_text(encoding="utf-8")
+    for name, drawn in bench_page.pictures().items():
+        assert (DOCS / "bench" / name).read_text(encoding="utf-8") == drawn
+    kept = [r for r in read_results(bench_page.RESULTS) if r["task"] == "repeat_one"]
+    for layers in (2, 3):  # what holds at both sizes; the page says what does not
+        group = [r for r in kept if r["settings"]["layers"] == layers]
+        found, far = past(group), by_scheme(group)
+        compared = ("t5", "alibi", "rope", "sinusoidal")
+        assert all(found[name].seeds == 3 for name in ("none", *compared))
+        assert found["none"].mean > max(found[name].mean for name in compared)
+        assert found["sinusoidal"].mean < 0.05 and far["rope"][40].mean < 0.05

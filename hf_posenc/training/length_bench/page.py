@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .published import AVERAGES, SOURCE
-from .tasks import TITLES
+from .published import AVERAGES, FARTHEST, SOURCE
+from .tasks import TASKS, TITLES
 
+STDLIB = "stdlib"
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000", "#999933", "#882255")
 WIDTH, HEIGHT, LEFT, BELOW = 640, 300, 48, 32
 STYLE = (
@@ -24,6 +25,9 @@ class Point(NamedTuple):
     error: float
     """The standard error over seeds; 0 where there is one."""
     seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.error:.2f}" if self.seeds > 1 else f"{self.mean:.2f}"
 
 
 def point(values: Sequence[float]) -> Point:
@@ -50,14 +54,21 @@ def curves(found: dict[str, dict[int, Point]], trained: int, most: float) -> str
     def y(value: float) -> float:
         return 10 + (HEIGHT - BELOW - 10) * (1 - value / most)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="by length">']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" role="img" aria-label="by length">'
+    ]
     for share in (0, 0.25, 0.5, 0.75, 1):
         at = y(share * most)
         parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - 130}" stroke="#ddd"/>')
         parts.append(
             f'<text x="{LEFT - 6}" y="{at + 4:.1f}" font-size="11" text-anchor="end">{share * most:.2f}</text>'
         )
+    last_label = -99.0
     for length in lengths:
+        if x(length) - last_label < 22:  # no room for its number
+            continue
+        last_label = x(length)
         parts.append(
             f'<text x="{x(length):.1f}" y="{HEIGHT - 12}" font-size="11" text-anchor="middle">{length}</text>'
         )
@@ -75,50 +86,84 @@ def curves(found: dict[str, dict[int, Point]], trained: int, most: float) -> str
     return "".join([*parts, "</svg>"])
 
 
-def table(task: str, found: dict[str, dict[int, Point]], results: list[dict[str, Any]]) -> str:
-    lengths = sorted({n for of in found.values() for n in of})
-    theirs = AVERAGES.get(task)
-    head = ["scheme", *map(str, lengths), *(["all lengths", "published"] if theirs else [])]
-    rows = ["".join(f"<th>{cell}</th>" for cell in head)]
+def past(results: list[dict[str, Any]]) -> dict[str, Point]:
+    """Exact match of each scheme past the trained lengths, as far as others have tested, over seeds."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        trained, of = result["settings"]["longest"], result["by_length"]
+        beyond = [value for length, value in of.items() if trained < int(length) <= FARTHEST]
+        found.setdefault(result["scheme"], []).append(statistics.fmean(beyond or [0.0]))
+    return {name: point(values) for name, values in found.items()}
+
+
+def rows(task: str, results: list[dict[str, Any]], only: Sequence[int] = ()) -> list[list[str]]:
+    """A table, its head first: a scheme in a row, a length in a column. `only`: these lengths."""
+    found = by_scheme(results)
+    lengths = [n for n in sorted({n for of in found.values() for n in of}) if not only or n in only]
+    head = ["scheme", *map(str, lengths)]
+    averages = past(results) if task in TASKS else {}
+    theirs = AVERAGES.get(task, {})
+    if averages:
+        head.append(f"past {results[0]['settings']['longest']}, to {FARTHEST}")
+    made = [[*head, *(["published"] if theirs else [])]]
     for name, of in found.items():
-        cells = [html.escape(name)]
-        cells += [f"{of[n].mean:.2f} ± {of[n].error:.2f}" if n in of else "-" for n in lengths]
-        if theirs:
-            means = [
-                statistics.fmean(r["by_length"].values()) for r in results if r["scheme"] == name and r["task"] == task
-            ]
-            cells += [f"{statistics.fmean(means):.2f}", f"{theirs[name]:.2f}" if name in theirs else "-"]
-        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+        cells = [str(of[n]) if n in of else "-" for n in lengths]
+        cells += [str(averages[name])] if averages else []
+        cells += [f"{theirs[name]:.2f}" if name in theirs else "-"] if theirs else []
+        made.append([name, *cells])
+    return made
+
+
+def table(task: str, results: list[dict[str, Any]]) -> str:
+    head, *others = rows(task, results)
+    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+    lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in others]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def conditions(results: list[dict[str, Any]]) -> str:
     first = results[0]
     s, seeds = first["settings"], len({r["seed"] for r in results})
     cost = statistics.fmean(r["cpu_seconds"] for r in results)
+    bars = f"{seeds} seeds, bars are standard errors over them" if seeds > 1 else "one seed"
+    batch = f"{max(s['batch'] // 8, 1)} rows" if first["task"] == STDLIB else s["batch"]
     return (
-        f"{s['layers']} layers of {s['hidden']}, {first['parameters']:,} parameters, {s['steps']} steps of "
-        f"{s['batch']}; "
-        f"{seeds} seeds, bars are standard errors over them; {cost:.0f} seconds of one core for a run."
+        f"{s['layers']} layers of {s['hidden']}, {first['parameters']:,} parameters, {s['steps']} steps of {batch} at "
+        f"{s['learning_rate']:g}; {bars}; {cost:.0f} seconds of one core for a run, {cost * len(results) / 60:.0f} "
+        f"minutes for all {len(results)}."
     )
+
+
+def by_task(results: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Results that belong together: of one task, and of the same settings."""
+    kinds: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for result in results:
+        kinds.setdefault((list(TITLES).index(result["task"]), str(result["settings"])), []).append(result)
+    return [group for _, group in sorted(kinds.items())]
+
+
+def drawing(results: list[dict[str, Any]]) -> str:
+    """The curves of one task."""
+    found, text = by_scheme(results), results[0]["task"] == STDLIB
+    trained = results[0]["settings"]["row" if text else "longest"]
+    most = max(p.mean for of in found.values() for p in of.values()) if text else 1.0
+    return curves(found, trained, most)
+
+
+def lead(results: list[dict[str, Any]]) -> str:
+    """What is measured, and how."""
+    s, text = results[0]["settings"], results[0]["task"] == STDLIB
+    what, trained = ("Loss by bytes of a row", s["row"]) if text else ("Exact match by length", s["longest"])
+    return f"{what}; trained up to {trained}, the dashed line. {conditions(results)}"
 
 
 def page(results: list[dict[str, Any]]) -> str:
     """All of it as one HTML file. Results of other settings are shown apart."""
     parts = ["<!doctype html><meta charset=utf-8><title>Length generalisation</title>", f"<style>{STYLE}</style>"]
     parts.append("<h1>Length generalisation</h1>")
-    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for result in results:
-        kinds.setdefault((result["task"], str(result["settings"])), []).append(result)
-    for (task, _), group in sorted(kinds.items()):
-        found, text = by_scheme(group), task == "stdlib"
-        trained = group[0]["settings"]["row" if text else "longest"]
-        most = max(p.mean for of in found.values() for p in of.values()) if text else 1.0
-        what = "Loss by bytes of a row" if text else "Exact match by length"
-        parts.append(
-            f"<h2>{TITLES[task]}</h2><p>{what}; trained up to {trained}, the dashed line. {conditions(group)}</p>"
-        )
-        parts += [curves(found, trained, most), table(task, found, group)]
+    for group in by_task(results):
+        task = group[0]["task"]
+        parts += [f"<h2>{TITLES[task]}</h2><p>{lead(group)}</p>", drawing(group), table(task, group)]
     parts.append(
         f"<p>Published: {SOURCE}. Models of other sizes, trained for longer: compare orders, not numbers.</p>"
     )

@@ -36,12 +36,12 @@ class Settings:
     layers: int = 3
     hidden: int = 64
     heads: int = 4
-    steps: int = 1500
-    batch: int = 64
+    steps: int = 1000
+    batch: int = 32
     learning_rate: float = 1e-3
     longest: int = 20
     """Lengths up to this are trained."""
-    tested: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 35, 40, 50, 60)
+    tested: tuple[int, ...] = (5, 10, 15, 20, *range(22, 41, 2), 50, 60)
     examples: int = 100
     """Tested at each length."""
     row: int = 256
