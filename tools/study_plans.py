@@ -3,14 +3,13 @@
     python tools/study_plans.py --out build/study [--seeds 3] [--only drope]
 
 Trains what is to be trained (a tenth of the pretraining's steps each), measures perplexity and passkeys at 1, 2, 4 and
-8 times the trained length, and prints the table, means over seeds with their standard errors. Seeds draw the rows of
-training and the passkeys; windows of text are the same for all. A run that was interrupted goes on: trained models are
-in the folder, rows in rows.jsonl.
+8 times the trained length. Seeds draw the rows of training and the passkeys; windows of text are the same for all. A
+run that was interrupted goes on: trained models are in the folder, rows in rows.jsonl. `make docs` makes the tables of
+docs/compose.md from the rows in docs/results.
 """
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from hf_posenc.models import model_path
 from hf_posenc.training.stdlib import stdlib_texts
 
 LENGTHS = (256, 512, 1024, 2048)
+UNPATCHED = "unpatched"
 REACH = 2560
 """What schemes are made for: a quarter more than is read, since they are weakest at their end."""
 TEMPERATURES = ("log", "llama4 floor=256", "ministral", "drope", "drope c=0.412", "ssmax")
@@ -76,41 +76,28 @@ def trained(arm: Arm, seed: int, folder: Path, more: list[str]) -> str:
 
 
 def measured(arm: Arm, path: str, seed: int, documents: list[Document], windows: int, trials: int) -> Iterator[dict]:
+    """Rows of an arm. Windows of text are the same for all seeds, so what is not trained reads them once."""
     model, tokenizer = load(path, dtype=torch.float32), AutoTokenizer.from_pretrained(model_path("tiny"))
     if arm.scheme is not None:
         patch_model(model, arm.scheme, **arm.options)
     options = Options(
         lengths=LENGTHS,
-        tasks=("perplexity", "passkey"),
+        tasks=("perplexity", "passkey") if arm.recipe or not seed else ("passkey",),
         reading=Reading(windows=windows),
         asked=Retrieval(trials=trials, distractors=1, seed=seed),
     )
-    for row in evaluate(model, tokenizer, documents, options=options, quiet=False):
-        if (row.task, row.metric) == ("perplexity", "loss") or (row.task, row.protocol) == ("passkey", "generation"):
-            yield {"task": row.task, "length": row.length, "value": row.value}
-
-
-def table(rows: list[dict], names: list[str]) -> str:
-    """Perplexity and passkeys as Markdown: the mean over seeds, and its standard error where there are several."""
-    values: dict[tuple[str, int, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        values[row["arm"], row["length"], row["task"]][row["seed"]].append(row["value"])
-
-    def cell(name: str, length: int) -> str:
-        texts = []
-        for task, sign in (("perplexity", ""), ("passkey", " %")):
-            seeds = [statistics.fmean(own) for own in values[name, length, task].values()]
-            if not seeds:
-                return "-"
-            told = [math.exp(s) if task == "perplexity" else 100 * s for s in seeds]
-            error = f" ± {statistics.stdev(told) / math.sqrt(len(told)):.1f}" if len(told) > 1 else ""
-            texts.append(f"{statistics.fmean(told):.1f}{error}{sign}")
-        return " / ".join(texts)
-
-    lines = ["| perplexity / passkeys | " + " | ".join(map(str, LENGTHS)) + " |", "|---" * (len(LENGTHS) + 1) + "|"]
-    seen = {row["arm"] for row in rows}
-    lines += [f"| {n} | " + " | ".join(cell(n, length) for length in LENGTHS) + " |" for n in names if n in seen]
-    return "\n".join(lines)
+    as_it_came, hits = arm.recipe is None and arm.scheme is None, defaultdict(list)
+    for row in evaluate(model, tokenizer, documents, options=options, quiet=True):
+        if row.length not in LENGTHS or (row.scheme == UNPATCHED) != as_it_came:
+            continue  # the unpatched model beside a patched one, for what its patch costs in the short
+        told = {"task": row.task, "length": row.length, "value": row.value, "n": row.n}
+        if (row.task, row.metric) == ("perplexity", "loss"):
+            yield {**told, "stderr": row.stderr}
+        elif (row.task, row.protocol) == ("passkey", "generation"):
+            hits[row.length].append(told)
+    for length, depths in hits.items():  # as many trials at each depth
+        count, value = sum(told["n"] for told in depths), statistics.fmean(told["value"] for told in depths)
+        yield {"task": "passkey", "length": length, "value": value, "n": count}
 
 
 def main() -> None:
@@ -139,9 +126,6 @@ def main() -> None:
             with file.open("a", encoding="utf-8") as out:
                 out.write("".join(json.dumps(row) + "\n" for row in found))
             rows += found
-    made = table(rows, list(arms()))
-    (asked.out / "table.md").write_text(made + "\n", encoding="utf-8")
-    print(made)
 
 
 if __name__ == "__main__":
