@@ -1,10 +1,10 @@
 """A training step on one long row, against plain Trainer + PEFT with gradient checkpointing.
 
-    python benchmarks/long_rows.py [--lengths 8192,16384] [--out FILE.json]
+    python benchmarks/long_rows.py [--lengths 8192,16384] [--out docs/results/long-rows.json]
 
 Both train the same tensors of the same model on the same rows: LoRA on attention, norms and embeddings. Every way and
-length has a process of its own on one thread; time is what its second step takes of the CPU, memory the peak above
-what the imports left, so that weights, moments and activations are all in it.
+length has a process of its own on one thread; time is what its last step takes of the CPU, memory the peak above
+what the imports left, so that weights, moments and activations are all in it. `--dry-run`'s estimate stands beside it.
 """
 
 import argparse
@@ -36,12 +36,13 @@ def megabytes(key: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
-def measured(way: str, length: int, folder: Path) -> dict[str, float]:
+def measured(way: str, length: int, folder: Path, steps: int) -> dict[str, float]:
     """Runs in a process of its own."""
     import torch
     from transformers import Trainer, TrainerCallback, default_data_collator
 
     from hf_posenc.training import recipe
+    from hf_posenc.training.dry import memory_parts
     from hf_posenc.training.reading import read_settings
     from hf_posenc.training.tuning import tuned
 
@@ -50,10 +51,11 @@ def measured(way: str, length: int, folder: Path) -> dict[str, float]:
     words = [
         f"--model.path={folder / 'model'}", "--model.tokenizer=tiny", f"--data.path={folder / 'text.txt'}",
         f"--data.length={length}", f"--scheme={{name: yarn, target_length: {length}}}", "--data.documents=joined",
-        "--train={max_steps: 2, gradient_checkpointing: true, logging_steps: 1, use_cpu: true}",
+        f"--train={{max_steps: {steps}, gradient_checkpointing: true, logging_steps: 1, use_cpu: true}}",
         f"--measure={{lengths: [{length}], windows: 1}}", f"--output={folder / 'out'}", "--data.passkey=0.0",
     ]  # fmt: skip
     run = recipe.prepared(read_settings("tiny_yarn", [*words, *WAYS[way]]))
+    estimated = sum(memory_parts(run).values()) / 2**20
     trainer: Any
     if way == PLAIN:
         torch.manual_seed(run.settings.train.seed)
@@ -82,7 +84,8 @@ def measured(way: str, length: int, folder: Path) -> dict[str, float]:
     peak = megabytes("VmHWM")
     torch.save(gradients[0], folder / f"{way}-{length}.pt")
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"megabytes": peak - base, "imports": base, "seconds": seconds[1], "loss": losses[-1]}
+    found = {"megabytes": peak - base, "imports": base, "seconds": seconds[-1], "loss": losses[-1]}
+    return found if way == PLAIN else {**found, "estimated": estimated}
 
 
 def apart(folder: Path, way: str, length: int) -> float:
@@ -115,12 +118,24 @@ def reach(figures: dict[int, float], limit: float) -> float:
     return long + (limit - more) * (long - short) / (more - less)
 
 
-def report(folder: Path, lengths: list[int], ways: list[str]) -> dict[str, Any]:
+def conditions() -> dict[str, Any]:
+    import platform
+
+    import peft
+    import torch
+    import transformers
+
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, peft)}
+    return {"machine": platform.machine(), "threads": 1, "clock": "cpu", "dtype": "float32", **versions, **CONFIG}
+
+
+def report(folder: Path, lengths: list[int], ways: list[str], steps: int = 2) -> dict[str, Any]:
     prepare(folder, max(lengths))
     found: dict[str, Any] = {}
     for length in lengths:
         for way in ways:
             words = [sys.executable, __file__, "--way", way, "--lengths", str(length), "--folder", str(folder)]
+            words += ["--steps", str(steps)]
             told = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             if told.returncode:
                 raise RuntimeError(told.stderr)
@@ -141,18 +156,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default="8192,16384")
     parser.add_argument("--ways", default=";".join(WAYS))
+    parser.add_argument("--steps", type=int, default=2, help="the last is timed")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way")
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     lengths = [int(part) for part in asked.lengths.split(",")]
     if asked.way:
-        print(json.dumps(measured(asked.way, lengths[0], asked.folder)))
+        print(json.dumps(measured(asked.way, lengths[0], asked.folder, asked.steps)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        found = report(Path(folder), lengths, asked.ways.split(";"))
+        found = report(Path(folder), lengths, asked.ways.split(";"), asked.steps)
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+        asked.out.write_text(json.dumps({"conditions": conditions(), "ways": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

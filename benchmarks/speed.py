@@ -24,7 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo as dynamo
 import transformers
+from speed_attention import (
+    BIASES,
+    KINDS,
+    LENGTH,
+    PARTS,
+    PLANS,
+    TERMS,
+    attention_calls,
+    decoding,
+    plan_models,
+    reading,
+    temperature_models,
+)
 from speed_models import FOLLOWING, SHORT, ZONES, cache_of, model_of, size_of, token_ids, trained_biases
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -134,6 +148,7 @@ def decode_rows(bench: Bench) -> Iterator[Row]:
 @torch.no_grad()
 def variant_rows(bench: Bench, variants: tuple[str, ...] = VARIANTS) -> Iterator[Row]:
     """Two candidates at a time: eight rows of a cache are a gigabyte."""
+    dynamo.config.recompile_limit = 64  # past it the compiler gives up in silence, and eager calls would be timed
     for variant in variants:
         plain = stepper(bench, "", variant, 8192, tokens=2)
         for scheme, goal in DECODE.items():
@@ -148,8 +163,8 @@ def variant_rows(bench: Bench, variants: tuple[str, ...] = VARIANTS) -> Iterator
 
 
 def training_rows(bench: Bench) -> Iterator[Row]:
-    goals = {
-        2048: dict.fromkeys(trained_biases(), 1.3) | dict.fromkeys(ZONES, 1.6),
+    goals: dict[int, dict[str, float | None]] = {
+        2048: dict.fromkeys(TERMS) | dict.fromkeys(trained_biases(), 1.3) | dict.fromkeys(ZONES, 1.6),
         4096: dict.fromkeys(("window", "sparse"), 1.0),
     }
 
@@ -198,6 +213,42 @@ def prefill_rows(bench: Bench) -> Iterator[Row]:
         yield Row("prefill", scheme, length, "", times[scheme] / times[""], goal, before, milliseconds=times[scheme])
 
 
+# --- what is added to a scheme, or to attention
+
+
+@torch.no_grad()
+def attention_rows(bench: Bench) -> Iterator[Row]:
+    """Biases and relative terms in one layer of attention."""
+    times = bench.times(attention_calls(bench.device), long=True)
+    for name in (*BIASES, *TERMS):
+        goal, unit = 3.0 if name in TERMS else None, "time / causal SDPA"
+        yield Row("attention", name, LENGTH, "", times[name] / times[""], goal, unit=unit, milliseconds=times[name])
+    for name in BIASES:
+        if name != "t5":
+            yield Row("attention", name, LENGTH, "", times[name] / times["t5"], 1.3, unit="time / t5")
+
+
+@torch.no_grad()
+def temperature_rows(bench: Bench) -> Iterator[Row]:
+    for scheme in PARTS:
+        models = temperature_models(scheme, bench.device)
+        for what, length, prepared in (("prefill", 1024, reading), ("decode", 2048, decoding)):
+            times = bench.times({kind: prepared(model, bench.device) for kind, model in models.items()})
+            for kind in KINDS:
+                ratio = times[kind] / times[""]
+                yield Row(what, scheme, length, kind, ratio, 1.02, unit="time / without it", milliseconds=times[kind])
+
+
+@torch.no_grad()
+def plan_rows(bench: Bench) -> Iterator[Row]:
+    for parts in PLANS:
+        models = plan_models(*parts, bench.device)
+        for what, length, prepared in (("prefill", 1024, reading), ("decode", 2048, decoding)):
+            times = bench.times({name: prepared(model, bench.device) for name, model in models.items()})
+            ratio, unit = 2 * times["plan"] / sum(times[part] for part in parts), "time / mean of its parts"
+            yield Row(what, " + ".join(parts), length, "plan", ratio, 1.0, unit=unit, milliseconds=times["plan"])
+
+
 GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "decode": decode_rows,
     "variants": variant_rows,
@@ -205,6 +256,9 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "training": training_rows,
     "padded": padded_rows,
     "prefill": prefill_rows,
+    "attention": attention_rows,
+    "temperature": temperature_rows,
+    "plan": plan_rows,
 }
 
 

@@ -12,6 +12,8 @@ import hf_posenc
 from hf_posenc import patch_model
 
 TRAINED, WINDOW = 2048, 1024
+ROOM = 512
+"""Slots of a static cache for the tokens that are decoded while it is timed: the unpatched one serves all schemes."""
 FOLLOWING, ZONES = ("dynamic_ntk", "longrope"), ("self_extend", "rerope", "dca")
 SHORT = ("window", "streaming", "lm_infinite", "sparse")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -44,7 +46,7 @@ def model_of(scheme: str, device: str, variant: str = "", kind: str = "llama") -
 
 
 def trained_biases() -> list[str]:
-    """The schemes that add a bias with parameters."""
+    """The schemes that add a bias with parameters; terms that look at content are not biases."""
     found = []
     for scheme in hf_posenc.SCHEMES:
         config = LlamaConfig(**{**LLAMA, "max_position_embeddings": 64}, num_hidden_layers=1)
@@ -52,7 +54,8 @@ def trained_biases() -> list[str]:
             model = patch_model(LlamaForCausalLM(config), scheme)
         except (hf_posenc.PosencError, TypeError):  # not for this model, or not without options
             continue
-        if any("posenc_bias" in name for name, _ in model.named_parameters()):
+        bias = model.base_model.posenc_bias if hasattr(model.base_model, "posenc_bias") else None
+        if bias is not None and not bias.of_terms and any(True for _ in bias.parameters()):
             found.append(scheme)
     return found
 
@@ -66,7 +69,7 @@ def cache_of(model: Any, batch: int, length: int, static: bool) -> Any:
     config, device = model.config, model.device
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     shape = (batch, heads, length, config.hidden_size // config.num_attention_heads)
-    cache: Any = StaticCache(config=config, max_cache_len=length + 64) if static else DynamicCache(config=config)
+    cache: Any = StaticCache(config=config, max_cache_len=length + ROOM) if static else DynamicCache(config=config)
     if getattr(config, "posenc", {}).get("scheme") == "streaming":
         # Nobody else can fill its cache, which is full and as large as it gets after a window.
         model(token_ids(batch, WINDOW + 64, device), past_key_values=cache, logits_to_keep=1)
