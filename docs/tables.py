@@ -6,9 +6,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from real_models import encoders_table, losses_table, passkeys_table
+from studies import compose_table, search_table, searches_table, temperature_table
+
 from hf_posenc.engines.shown import runtimes_markdown
 from hf_posenc.patching.grades import table_markdown
 from hf_posenc.search.rules import rules_markdown
+from hf_posenc.training.keys import keys_markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -54,11 +58,40 @@ def _measured(value: float, goal: float | None) -> str:
     return f"{value:.2f}" if goal is None or value <= goal else f"**{value:.2f}**"
 
 
+def long_rows_table(results: Path = RESULTS) -> str:
+    """What `benchmarks/long_rows.py` found, as Markdown."""
+    ways = json.loads((results / "long-rows.json").read_text(encoding="utf-8"))["ways"]
+    plain = ways.pop("plain")
+    lines = [
+        "| tokens | way | memory | time | gradients apart | `--dry-run` said |",
+        "|---|---|---|---|---|---|",
+    ]
+    for length in (key for key in plain if key.isdigit()):
+        for way, found in ways.items():
+            row, other = found[length], plain[length]["megabytes"]
+            memory = f"{row['megabytes']:.0f} of {other:.0f} MB ({row['megabytes / plain']:.2f})"
+            said = f"{row['estimated']:.0f} MB ({row['estimated'] / row['megabytes']:.2f})"
+            time, apart = f"{row['seconds / plain']:.2f}", f"{row['gradients apart']:.0e}"
+            lines.append(f"| {int(length):,} | {way} | {memory} | {time} | {apart} | {said} |")
+    reach = {way: found["tokens in 8 GB"] for way, found in {"plain": plain, **ways}.items()}
+    told = ", ".join(f"{way} {tokens / 1000:.0f}k" for way, tokens in reach.items())
+    return "\n".join([*lines, "", f"Tokens of a row in 8 GB, by a straight line through both lengths: {told}."])
+
+
 TABLES: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ("docs/compose.md", "plans", compose_table),
+    ("docs/compose.md", "temperatures", temperature_table),
+    ("docs/costs.md", "long-rows", long_rows_table),
     ("docs/costs.md", "speed", speed_table),
+    ("docs/recipe_keys.md", "keys", keys_markdown),
     ("docs/schemes/README.md", "table", table_markdown),
     ("docs/search.md", "rules", rules_markdown),
+    ("docs/search.md", "searched", search_table),
+    ("docs/search.md", "searches", searches_table),
     ("docs/serving.md", "runtimes", runtimes_markdown),
+    ("docs/study.md", "encoders", encoders_table),
+    ("docs/study.md", "losses", losses_table),
+    ("docs/study.md", "passkeys", passkeys_table),
 )
 """Files, the mark of a table in each, and what makes it."""
 
