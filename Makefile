@@ -46,7 +46,9 @@ attack: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/scheme_pages.py
+	$(BIN)/python docs/bench_page.py
 	$(BIN)/python docs/hero.py
+	$(BIN)/python docs/api_pages.py
 
 # The documentation as static files, in build/site; links that lead nowhere are errors.
 site: docs

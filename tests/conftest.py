@@ -1,4 +1,5 @@
 import argparse
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -49,6 +50,20 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if exists(item)]
     config.hook.pytest_deselected(items=gone)
     mark_core(items)
+
+
+def pytest_collection_finish(session):
+    """Thousands of tests and all that is imported stay to the end: nobody need look through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled():
+    """Nor through what a file leaves behind, such as all the kinds of models that it has imported."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

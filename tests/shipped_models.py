@@ -24,10 +24,12 @@ NO_DROPOUT = {
     "bert": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
 }
 """Which would draw other numbers in other precisions."""
+SHORT = 30_000
+"""Characters of the shorter text."""
 
 
 def fill(folder: Path) -> None:
-    """Every kind of model with its tokenizer, and one long text."""
+    """Every kind of model with its tokenizer, one long text, and a part of it that takes no time to read."""
     tokenizer = AutoTokenizer.from_pretrained(model_path("tiny"))
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     for kind, (auto, sizes) in KINDS.items():
@@ -39,6 +41,7 @@ def fill(folder: Path) -> None:
         tokenizer.save_pretrained(folder / kind)
     sources = [inspect.getsource(module) for module in (argparse, inspect, subprocess, typing)]
     (folder / "text.txt").write_text("".join(sources))
+    (folder / "short.txt").write_text(sources[0][:SHORT])
 
 
 def words(name: str, models: Path) -> list[str]:
