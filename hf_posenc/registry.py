@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -133,7 +133,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def meant(self, name: str, origin: Origin | None) -> T:
         """What a record means by a name: something of this package (None), or what `origin` registered."""
-        if origin is None and name in self.built_in():
+        if origin is None and isinstance(name, str) and _top(self._homes.get(name, "")) == OURS:
             return self._entries[name]  # also where another package offers something else under its name
         if name not in self:
             if origin is None or not isinstance(name, str):
@@ -180,6 +180,9 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def items(self) -> ItemsView[str, T]:
         return {name: self._entries[name] for name in self}.items()
+
+    def values(self) -> ValuesView[T]:
+        return dict(self.items()).values()
 
     def __len__(self) -> int:
         return len(list(iter(self)))

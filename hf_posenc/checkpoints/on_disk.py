@@ -19,7 +19,7 @@ from ..families import Places, Stack, family_of, places
 from ..models import model_path
 from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
-from ..patching.layer_plans import asked_from, divided, resolved
+from ..patching.layer_plans import divided, resolved
 from ..patching.measure import measure
 from ..patching.old_terms import old_terms
 from ..patching.patch import refuse_existing
@@ -30,6 +30,7 @@ from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import own_length
 from ..patching.untrained import warn_untrained
 from ..schemes import Scheme
+from ..schemes.plans import asked_from
 from .adapters import adapter_record
 from .embedders import copy_modules
 from .files import CONFIG, INDEX, WEIGHTS, find, read_json
@@ -157,7 +158,8 @@ def config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
 def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     """The model of a config, before any patch, with shapes but without weights."""
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
-    config, _ = unpatched_config(raw, record)
+    family = family_of(raw.get("model_type"))
+    config, _ = unpatched_config(raw, record, family)
     cls = model_class_of(raw, None)
     try:
         with torch.device("meta"):
@@ -168,7 +170,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
             "from another release of transformers."
         ) from error
     if record is not None:
-        reset_length(model.config, record)
+        reset_length(model.config, record, family)
     where = places(model)
     dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
     for stack in where.stacks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,10 @@ from ..patching.layer_plans import divided
 from ..patching.measure import sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
-from ..patching.rope_config import is_older_writing
 from ..patching.seal import SINCE_FORMAT_2
 from ..runtime.positions import SEAL
+from ..runtime.rotary import UNROTATED
+from ..schemes.frequencies import MSCALES
 
 
 def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
@@ -123,3 +125,24 @@ def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], j
         raise PosencError(
             f"config.json names the attention {raw['attn_implementation']!r}, which its scheme does not."
         )
+
+
+def is_older_writing(found: Any, meant: Any) -> bool:
+    """Whether rope parameters are those that 0.1.0 wrote for the same rotation: by type of layer, or for all."""
+    if not isinstance(found, dict) or not isinstance(meant, dict):
+        return bool(found == meant)
+    if "rope_type" not in meant:
+        return found.keys() == meant.keys() and all(is_older_writing(found[key], meant[key]) for key in meant)
+    if any(
+        found == {**_apart_from(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)
+    ):
+        return True
+    return bool(found == _apart_from(meant, (*MSCALES, "mscale", "mscale_all_dim")))
+
+
+def _says(rope: Mapping[str, Any], way: Mapping[str, Any]) -> bool:
+    return all(rope.get(key) == value for key, value in way.items())
+
+
+def _apart_from(rope: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {key: value for key, value in rope.items() if key not in set(keys)}

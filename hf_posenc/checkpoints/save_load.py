@@ -141,18 +141,19 @@ def _load_model(where: str, file: str, model_class: Any, hub: dict[str, Any], kw
 def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[str, Any], kwargs: Any) -> Any:
     record = Record.from_dict(raw["posenc"])
     files = weight_files(where, hub)
-    refuse_unsealed(where, raw, record, files)
     kwargs = {**values_of(kwargs.pop("config", None), raw), **kwargs}
+    refuse_unsealed(where, raw, record, files)
     kernel = kwargs.get("attn_implementation")
     if sealed_config(raw) and kernel not in (None, "sdpa", "eager"):
         raise PosencError(
             f"{where} works inside attention, through the 'sdpa' and 'eager' kernels, not {kernel!r}: name one of "
             "them, or none."
         )
-    config, rest = unpatched_config(raw, record, **kwargs)
+    family = family_of(raw.get("model_type"))
+    config, rest = unpatched_config(raw, record, family, **kwargs)
     model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, "config": config})
     refuse_unpatchable(model)
-    reset_length(model.config, record)
+    reset_length(model.config, record, family)
     restore(model, record, raw)
     _load_parameters(model, where, files)
     check_patch(model, record)
@@ -207,7 +208,9 @@ def _loaded(where: str, cls: Any, raw: dict[str, Any], kwargs: dict[str, Any]) -
     return model
 
 
-def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+def unpatched_config(
+    raw: dict[str, Any], record: Record | None, family: Family | None, **kwargs: Any
+) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
     values = decoded(copy.deepcopy(raw))
     for key in ("posenc", "attn_implementation", "auto_map", *(MARKS if sealed_config(raw) else ())):
@@ -215,7 +218,7 @@ def unpatched_config(raw: dict[str, Any], record: Record | None, **kwargs: Any) 
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise PosencError(f"config.json names the model type {kind!r}, which this transformers does not know.")
-    cls, family = CONFIG_MAPPING[kind], family_of(kind)
+    cls = CONFIG_MAPPING[kind]
     if record is not None:
         _put_back(section_of(values, family), cls, family, record, kwargs)
     del values["model_type"]
@@ -260,9 +263,9 @@ def _put_back(
             section[own[key]] = copy.deepcopy(value)
 
 
-def reset_length(config: Any, record: Record) -> None:
+def reset_length(config: Any, record: Record, family: Family | None) -> None:
     """Let the config of a model just loaded say what it said before the patch."""
-    part = _positions_part(config, family_of(config.model_type))
+    part = _positions_part(config, family)
     for key, value in record.original.items():
         if key != "rope_parameters":
             setattr(part, key, copy.deepcopy(value))

@@ -150,8 +150,10 @@ def family_of(kind: Any) -> Family | None:
     if isinstance(kind, str):
         PLUGINS.load(kind)
         PLUGINS.load_all()
-    families = FAMILIES.registered().values()
-    return next((family for family in families if kind in family.model_types), None)
+    for family in FAMILIES.registered().values():
+        if kind in family.model_types:
+            return family
+    return None
 
 
 def refuse(reason: str, *model_types: str) -> None:

@@ -15,7 +15,7 @@ from .live import bare, journal_of, record_of
 from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
 from .records import Record
-from .rope_config import rotary_faults
+from .rotary_site import rotary_faults
 from .seal import seal_faults
 from .sizes import size_faults
 from .tables import table_faults
@@ -67,7 +67,8 @@ def own_faults(where: Places) -> list[str]:
 def patch_faults(where: Places, record: Record) -> list[str]:
     """Where a patched model does not do what its record says, site by site."""
     where = divided(where, record.scheme)
-    effects, reach = record.effects(), record.scheme.span(record.geometry)
+    geometry, effects = record.geometry, record.effects()
+    reach = record.scheme.span(geometry)
     first = next(iter(effects.values()))
     sealed = is_sealed(effects.values(), where.family)
     faults = size_faults(where, first, reach, record.original)

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..families import Places, places
+from .edits import Edit
 
 
 class Reference(NamedTuple):
@@ -25,7 +26,7 @@ class Reference(NamedTuple):
 
 
 @dataclass
-class OwnConfigs:
+class OwnConfigs(Edit):
     """The configs that a model's modules hold exchanged for copies. An edit, which comes before all that write there.
 
     When it is undone, a copy that differs from what it was made of, since somebody has changed it meanwhile (the
@@ -47,9 +48,6 @@ class OwnConfigs:
         """The copy of a config; the config itself if no module holds it."""
         return next((r.own for r in self.references if r.shared is config), config)
 
-    def planned(self) -> bool:
-        return True
-
     def look(self) -> bool:
         return all(vars(r.module).get(r.name) is r.own for r in self.references)
 
@@ -57,12 +55,6 @@ class OwnConfigs:
         if own or all(is_same_config(r.own, r.shared) for r in self.references):
             for module, name, shared, copied in self.references:
                 setattr(module, name, copied if own else shared)
-
-    def placement(self, live: bool) -> None:
-        return None
-
-    def moved(self, own: bool, before: None, now: None) -> bool:
-        return own
 
 
 def is_same_config(one: Any, other: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import ismethod
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,30 @@ from ..compat.pytorch import drop_pre_hook, has_pre_hook
 
 MISSING = "hf_posenc: no such attribute"
 Placement = tuple[torch.device, torch.dtype]
+
+
+class Edit:
+    """Something about a model that has two states. As it stands: one that is there or not, and holds no tensors."""
+
+    def planned(self) -> Any:
+        """The state that the edit is there for."""
+        return True
+
+    def look(self) -> Any:
+        """The state that it is in now."""
+        raise NotImplementedError
+
+    def put(self, state: Any, /) -> None:
+        """Let it be in a state, whatever it is in now; to do it again, also after half of it, changes nothing."""
+        raise NotImplementedError
+
+    def placement(self, live: Any, /) -> Placement | None:
+        """Where the tensors of a state that is live are, and their dtype, if it has some."""
+        return None
+
+    def moved(self, parked: Any, before: Any, now: Any, /) -> Any:
+        """A state that was put away, as it would be now if it had stayed when the live one was moved or cast."""
+        return parked
 
 
 class Held(NamedTuple):
@@ -26,7 +50,7 @@ class Held(NamedTuple):
 
 
 @dataclass
-class Swap:
+class Swap(Edit):
     """An attribute, and a value to put there."""
 
     target: Any
@@ -71,7 +95,7 @@ class Swap:
 
 
 @dataclass
-class Entry:
+class Entry(Edit):
     """A key of a config that its class does not know, or does not write; it is written with the others."""
 
     config: Any
@@ -90,23 +114,14 @@ class Entry:
         else:
             vars(self.config)[self.name] = value
 
-    def placement(self, live: Any) -> None:
-        return None
-
-    def moved(self, value: Any, before: None, now: None) -> Any:
-        return value
-
 
 @dataclass
-class Hook:
+class Hook(Edit):
     """A function that runs before a module's forward, or before its state dict is made."""
 
     module: nn.Module
     function: Callable[..., Any]
     before: str = "forward"
-
-    def planned(self) -> bool:
-        return True
 
     def look(self) -> bool:
         return has_pre_hook(self.module, self.function, self.before)
@@ -120,31 +135,6 @@ class Hook:
             self.module.register_forward_pre_hook(self.function, with_kwargs=True)
         else:
             self.module.register_state_dict_pre_hook(self.function)
-
-    def placement(self, live: bool) -> None:
-        return None
-
-    def moved(self, there: bool, before: None, now: None) -> bool:
-        return there
-
-
-class Edit(Protocol):
-    """Something about a model that has two states."""
-
-    def planned(self) -> Any:
-        """The state that the edit is there for."""
-
-    def look(self) -> Any:
-        """The state that it is in now."""
-
-    def put(self, state: Any, /) -> None:
-        """Let it be in a state, whatever it is in now; to do it again, also after half of it, changes nothing."""
-
-    def placement(self, live: Any, /) -> Placement | None:
-        """Where the tensors of a state that is live are, and their dtype, if it has some."""
-
-    def moved(self, parked: Any, before: Any, now: Any, /) -> Any:
-        """A state that was put away, as it would be now if it had stayed when the live one was moved or cast."""
 
 
 class State(NamedTuple):

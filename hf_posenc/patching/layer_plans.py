@@ -8,26 +8,19 @@ from typing import Any
 
 import torch
 
-from ..core.effects import CoordinateRotation, Effect, Geometry, OwnTable, Rotation
+from ..core.effects import Effect, Geometry, OwnTable
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
 from ..families.finding import argument_names
 from ..runtime.positions import ANGLES
 from ..runtime.rotary import SEALED, STILL, PlannedRotary, Rotary
 from ..schemes import Scheme
-from ..schemes.base import scheme_from
-from ..schemes.plans import Draft, Plan, is_plan, plan_from
+from ..schemes.plans import Asked, Draft, Plan
 from .edits import Edit, Swap
 from .own_temperature import own_temperature, tempered_parameters
-from .rope_config import MOVING, own_rope, rope_parameters_with, rotary_with, sealed_parameters
-
-Asked = Scheme | Draft
-"""What a user asked for."""
-
-
-def asked_from(given: Any, options: dict[str, Any]) -> Asked:
-    """A scheme or a plan, from whatever names one."""
-    return plan_from(given, options) if is_plan(given) else scheme_from(given, options)
+from .rope_config import fixed_rotation, own_rope, rope_parameters_with
+from .rotary_site import MOVING
+from .sealed_rotary import rotary_with, sealed_parameters
 
 
 def resolved(asked: Asked, where: Places) -> Scheme:
@@ -100,20 +93,13 @@ def refuse_unlike(
             "groups a temperature, or none."
         )
     for group in groups:
-        fixed = _fixed(effects[group.name])
+        fixed = fixed_rotation(effects[group.name])
         if fixed is not None and geometries[group.name].unturned:
             still = [i for i, a in enumerate(group.attentions) if i in geometries[group.name].unturned]
             raise UnsupportedCell(
                 f"{len(still)} of the layers of {group.name!r} are not rotated by this {stack.config.model_type!r} "
                 "model's own code, and the plan would rotate them. Leave them out: they have no positions as they are."
             )
-
-
-def _fixed(effect: Effect) -> Rotation | None:
-    rotation = effect.rotation
-    if rotation is None or rotation.follows_length or isinstance(rotation, CoordinateRotation):
-        return None
-    return rotation
 
 
 def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[Edit]:
@@ -134,7 +120,7 @@ def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, E
         Swap(site.owner, site.name, Rotary(rotary_with({}, site, stack).to(device), tells=True), beside=stack.weight),
     ]
     for group in groups:
-        module = rotary_with({group.layer_type: _fixed(effects[group.name])}, site, stack)
+        module = rotary_with({group.layer_type: fixed_rotation(effects[group.name])}, site, stack)
         edits.append(Swap(stack.root, "posenc_rotary" + group.suffix, PlannedRotary(module.to(device), tells=True)))
     return edits
 
@@ -146,7 +132,7 @@ def planned_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, 
         if not isinstance(site.module, Rotary) or not site.module.tells:
             faults.append("the rotary module of the patch was replaced")
     for group in groups:
-        rotary, meant = getattr(stack.root, "posenc_rotary" + group.suffix, None), _fixed(effects[group.name])
+        rotary, meant = getattr(stack.root, "posenc_rotary" + group.suffix, None), fixed_rotation(effects[group.name])
         if not isinstance(rotary, PlannedRotary):
             faults.append(f"the layers {group.name!r} have lost their rotary module")
             continue

@@ -78,8 +78,8 @@ def tempered_parameters(
 def own_temperature_faults(stack: Stack, effects: Iterable[Effect]) -> list[str]:
     """Where a temperature of the family's own is not what the patch left of it."""
     meant = {effect.own_temperature for effect in effects}
-    live = own_temperature(stack)
-    if meant == {0.0} and live is not None:
+    live = own_temperature(stack) if meant == {0.0} else None
+    if live is not None:
         return [f"the model's own temperature is back ({live})"]
     rope = getattr(stack.config, "rope_parameters", None) or {}
     if meant - {None} and BETA in rope and rope[BETA] not in meant:

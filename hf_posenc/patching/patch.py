@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 from ..errors import PosencError, suggestion
 from ..runtime.renderings import RENDERINGS
 from ..schemes import Scheme
+from ..schemes.plans import Asked, asked_from
 from .configs import places_to_patch
 from .edits import Journal
 from .embedders import length_edit
-from .layer_plans import Asked, asked_from, divided, resolved
+from .layer_plans import divided, resolved
 from .live import journal_of, links, patchable
 from .measure import measure
 from .plan import plan
@@ -58,10 +59,11 @@ def patch_model(
     5. `edits`: the journal is applied, all of it or nothing.
     """
     inner = patchable(model)
+    before = journal_of(inner)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
     asked = asked_from(scheme, {**lengths, **options})
     refuse_existing(existing)
-    before, journal = journal_of(inner), None
+    journal = None
     try:
         if before is not None:
             before.undo()

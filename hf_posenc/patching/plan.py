@@ -14,7 +14,7 @@ from .grades import is_sealed
 from .layer_plans import planned_rotary_edits, refuse_unlike
 from .own_temperature import own_temperature_edits
 from .records import Geometries, Record, family_from_outside, original_values
-from .rope_config import rotary_edits
+from .rotary_site import rotary_edits
 from .seal import seal_edits
 from .sidecar import before_state_dict
 from .sizes import promised_size, size_edits
@@ -42,11 +42,11 @@ def plan(
     `lost`: why the model's own table is not at hand any more.
     """
     record = loaded or Record(scheme, geometries, original_values(where, scheme), family_from_outside(where.family))
-    effects = record.effects()
+    sizes, effects = record.geometry, record.effects()
+    reach, apart = scheme.span(sizes), scheme.apart
     first = next(iter(effects.values()))
     if lost is not None and first.table is not None and first.table.reads_native:
         raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
-    reach, apart = scheme.span(record.geometry), scheme.apart
     sealed = is_sealed(effects.values(), where.family)
     size = promised_size(where, first, reach)
     edits: list[Edit] = [where.own_configs, *size_edits(where, first, size)]

@@ -49,9 +49,7 @@ class Record:
 
     def effects(self) -> dict[str, Effect]:
         """What the scheme contributes to each group of layers; with modules of its own each time."""
-        apart = self.scheme.apart
-        made = {name: self.scheme.part(name).effect_on(geometry) for name, geometry in self.geometries.items()}
-        return {name: dataclasses.replace(effect, apart=apart) for name, effect in made.items()}
+        return self.scheme.effects(self.geometries)
 
     def to_dict(self) -> dict[str, Any]:
         written = {name: written_geometry(geometry) for name, geometry in self.geometries.items()}

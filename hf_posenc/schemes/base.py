@@ -131,6 +131,11 @@ class Scheme(Checked):
         refuse_images(geometry.axes)
         return tempered(effect, self.temperature, geometry, self.span(geometry))
 
+    def effects(self, geometries: Mapping[str, Geometry]) -> dict[str, Effect]:
+        """What it contributes to each group of layers; with modules of its own each time."""
+        made = {name: self.part(name).effect_on(geometry) for name, geometry in geometries.items()}
+        return {name: dataclasses.replace(effect, apart=self.apart) for name, effect in made.items()}
+
     def part(self, group: str) -> Scheme:
         """The scheme of a group of layers: itself, but for a plan."""
         return self

@@ -213,6 +213,15 @@ def irope(every: int = 4, floor: int = 8192, beta: float = 0.1) -> dict[Selector
 NAMED: dict[str, Callable[..., dict[Selector, Any]]] = {"swan": swan, "rnope_swa": rnope_swa, "irope": irope}
 
 
+Asked = Scheme | Draft
+"""What a user asked for."""
+
+
+def asked_from(given: Any, options: Mapping[str, Any]) -> Asked:
+    """A scheme or a plan, from whatever names one."""
+    return plan_from(given, options) if is_plan(given) else scheme_from(given, options)
+
+
 def is_plan(given: object) -> bool:
     """Whether what was asked for is a plan: groups of layers, their text, or the name of a plan."""
     if isinstance(given, str):
