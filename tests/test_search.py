@@ -20,13 +20,13 @@ from hf_posenc.checkpoints.save_load import tokenizer_of
 from hf_posenc.cli.main import app
 from hf_posenc.cli.search import FITNESSES as TYPED
 from hf_posenc.core.ranges import Range
-from hf_posenc.evaluation import tokenized
+from hf_posenc.evaluation import Document, tokenized
 from hf_posenc.schemes import SCHEMES
 from hf_posenc.search import Budget, recommend, search
 from hf_posenc.search.evolution import evolved
 from hf_posenc.search.page import page
 from hf_posenc.search.rules import RULES, rules_markdown
-from hf_posenc.search.samples import FITNESSES, needle_samples, sample_losses, split, text_samples
+from hf_posenc.search.samples import FITNESSES, needle_samples, sample_losses, shares, split, text_samples
 from hf_posenc.search.spaces import FactorSpace, critical_pair, found_critical_pair, option_space, ramp
 from hf_posenc.search.trying import LiveRope, geometry_of
 
@@ -189,6 +189,16 @@ def test_text_too_short_to_split_says_how_much_is_needed(tokenizer):
     short = tokenized({"a": "a short text"}, tokenizer)
     with pytest.raises(PosencError, match="is needed, and the longest has"):
         split(short, 100)
+
+
+def test_short_texts_give_the_windows_that_they_have(documents):
+    ids = documents[0].ids
+    texts = [Document("long", ids[:2000], ""), Document("short", ids[:260], ""), Document("other", ids[:400], "")]
+    assert shares([10, 1, 3], 7) == [3, 1, 3] and shares([10, 1, 3], 30) == [10, 1, 3] and shares([9, 9], 5) == [3, 2]
+    found = text_samples(texts, 256, 8, None)
+    assert len(found) == 8 and all(len(sample.ids) == 256 for sample in found)
+    assert torch.equal(found[4].ids, ids[2:258])  # the only window of the short text
+    assert torch.equal(found[5].ids, ids[:256]) and torch.equal(found[7].ids, ids[144:400])
 
 
 def test_a_sample_is_scored_as_transformers_scores_it(model, documents, tokenizer):
