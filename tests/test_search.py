@@ -106,6 +106,23 @@ def test_every_value_of_a_declared_range_is_taken_or_refused_clearly(scheme, mod
     assert taken > 5
 
 
+@pytest.mark.parametrize(
+    "kind, option", [("drope", "c"), ("llama4 floor=64", "beta"), ("ministral", "llama_4_scaling_beta")]
+)
+def test_a_temperature_is_searched_with_the_options_of_its_scheme(kind, option, model):
+    for scheme, others in (("none", 0), ("yarn", 3)):
+        start = SCHEMES[scheme](target_length=TARGET, temperature=kind)
+        space = option_space(start, geometry_of(model, start))
+        genes = next(iter(space.starts().values()))
+        same = space.scheme(genes)
+        assert len(genes) == others + 1
+        assert getattr(same.temperature, option) == pytest.approx(getattr(start.temperature, option))
+        moved = space.scheme((*genes[:-1], 0.5))
+        assert getattr(moved.temperature, option) == pytest.approx(0.25)
+        assert moved.temperature.options()["kind"] == kind.split()[0]
+        assert getattr(moved.temperature, "floor", 64) == 64  # what has no range stays
+
+
 def test_ranges_go_there_and_back():
     for r in (Range(1, 9), Range(1, 64, log=True), Range(2, 40, log=True, whole=True)):
         for share in (0.0, 0.3, 1.0):
@@ -267,6 +284,8 @@ def test_options_of_a_scheme_are_searched(model, tokenizer, documents):
     [
         ({"target_length": 100}, "no longer than the trained length"),
         ({"scheme": "linear"}, "no options that could be searched"),
+        ({"scheme": SCHEMES["linear"](factor=2.0, temperature="log")}, "no options that could be searched"),
+        ({"scheme": SCHEMES["longrope"](factor=2.0, temperature="drope")}, "leave temperature out"),
         ({"fitness": "beauty"}, "Unknown fitness"),
         ({"short_weight": -1.0}, "short_weight"),
         ({"target_length": 10**6}, "is needed, and the longest has"),
