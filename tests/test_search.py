@@ -393,7 +393,11 @@ def test_a_recommendation_heeds_training_and_runtime(model):
 
 
 def test_a_measured_recommendation_names_no_winner_that_error_bars_do_not_carry(model, tokenizer, documents):
-    advice = recommend(model, tokenizer, documents, target_length=TARGET, serve="vllm", training=False)
+    told = []
+    advice = recommend(
+        model, tokenizer, documents, target_length=TARGET, serve="vllm", training=False, tell=told.append
+    )
+    assert len(told) == 1 and told[0].startswith("Measuring yarn, ntk:alpha=cover and the model as it is, 20 windows")
     at = {row.scheme: row.value for row in advice.rows if row.metric == "loss" and row.length == TARGET}
     assert {"unpatched", "yarn", "ntk:alpha=cover"} <= set(at)
     winner = [name for name in at if f"take {name}:" in advice.sentence]

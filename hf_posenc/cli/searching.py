@@ -100,8 +100,8 @@ def run_recommend(
             f"There is no tokenizer at {model!r} to read text with: leave --text out, or save one there."
         )
     documents = tokenized(texts, tokenizer)
-    print(
-        recommend(
-            live, tokenizer, documents, target_length=target, serve=serve, training=training, path=model, out=out
-        )
-    )
+    advice = recommend(
+        live, tokenizer, documents, target_length=target, serve=serve, training=training, path=model, out=out,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    print(advice)
