@@ -6,9 +6,16 @@ import pytest
 import torch
 from cells import LENGTH, VOCAB, tiny, tokens
 from evaluated import bytes_tokenizer, document, reader
+from peft import LoraConfig, get_peft_model
 from test_laws import assert_same_model, same
 from test_temperature import KINDS, L, llama4, logits, smollm3
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma3TextConfig, Llama4TextConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma3TextConfig,
+    Llama4TextConfig,
+)
 from transformers.models.mistral_large4.configuration_mistral_large4 import MistralLarge4TextConfig
 from transformers.models.mistral_large4.modeling_mistral_large4 import MistralLarge4TextModel
 from typer.testing import CliRunner
@@ -85,13 +92,17 @@ def test_runtimes_that_count_layers_by_themselves_are_stopped(tmp_path):
             way(model, runtime)
 
 
-def test_on_disk_and_as_an_adapter_would(tmp_path):
+def test_on_disk_and_in_adapters(tmp_path):
     save(smollm3(no_rope_layers=[1, 1]), tmp_path / "plain")
     found = patch_checkpoint(tmp_path / "plain", tmp_path / "patched", "first 1: none")
     assert found.portability.startswith("config") and found.pairs == 0
     model = patch_model(smollm3(no_rope_layers=[1, 1]), {0: "none"})
     ids = tokens(2, 40)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "patched"), ids), logits(model, ids))
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    save(adapted, tmp_path / "adapter")
+    again = load(tmp_path / "adapter", base=tmp_path / "plain")
+    assert torch.equal(logits(again, ids), logits(adapted, ids))
 
 
 def test_what_the_list_cannot_say_is_sealed():
@@ -184,16 +195,24 @@ FAMILIES = {
 """Those whose layers rotate in a sliding window only."""
 
 
+def sometimes_rotating(kind):
+    torch.manual_seed(0)
+    if kind != "exaone4_5":
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **BASE, **FAMILIES[kind])).eval()
+    text = dict(model_type="exaone4", **BASE, **FAMILIES["exaone4"])
+    sight = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=4, out_hidden_size=32)
+    config = AutoConfig.for_model(kind, text_config=text, vision_config={**sight, "fullatt_block_indexes": [0]})
+    return AutoModelForImageTextToText.from_config(config).eval()
+
+
 def turned_back(module, args, kwargs):
     cos, sin = kwargs["position_embeddings"]
     return args, {**kwargs, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, "exaone4_5"])
 def test_families_that_rotate_in_some_layers(kind):
-    config = AutoConfig.for_model(kind, **BASE, **FAMILIES[kind])
-    torch.manual_seed(0)
-    model, ids = AutoModelForCausalLM.from_config(config).eval(), tokens(2, 24)
+    model, ids = sometimes_rotating(kind), tokens(2, 24)
     own = logits(model, ids)
     same(logits(patch_model(model, {1: "none"}), ids), own)  # as it is
     with pytest.raises(UnsupportedCell, match="Layers 1, of '1', are not rotated"):
@@ -204,7 +223,8 @@ def test_families_that_rotate_in_some_layers(kind):
     check_model(model)
     found = logits(model, ids)
     unpatch_model(model)
-    hook = model.model.layers[0].self_attn.register_forward_pre_hook(turned_back, with_kwargs=True)
+    layers = model.model.language_model.layers if kind == "exaone4_5" else model.model.layers
+    hook = layers[0].self_attn.register_forward_pre_hook(turned_back, with_kwargs=True)
     same(found, logits(model, ids))
     hook.remove()
     assert (found - own).abs().max() > 1e-3 and torch.equal(logits(model, ids), own)
