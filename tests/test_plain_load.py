@@ -12,6 +12,7 @@ from cells import CELLS as ALL_CELLS
 from cells import LENGTH, OUTSIDE, TABLES, tiny, tokens
 from safetensors.torch import save_file
 from test_checkpoint import LLAMA3, LONG, logits, patched
+from test_temperature import smollm3
 from transformers import AutoModel
 
 from hf_posenc import is_patched, patch_model, save
@@ -27,6 +28,8 @@ COMPOSED = ["yarn", "linear", "ntk", "llama3"]
 EXACT = {
     f"{scheme}_drope": (scheme, dict(temperature="drope c=0.5", factor=4.0)) for scheme in ("none", "ntk", "yarn")
 }
+LISTED = "part_listed"
+"""A plan that the list of layers of a SmolLM3 says."""
 REFUSED = {
     "yarn_log": ("yarn", dict(temperature="log", factor=4.0)),
     "ssmax": ("none", dict(temperature="ssmax")),
@@ -98,6 +101,7 @@ def verdicts(tmp_path_factory):
         jobs |= jobs_for(f"{scheme}-composed", model, "llama", folder)
     for name, (scheme, options) in {**EXACT, **REFUSED}.items():
         jobs |= jobs_for(name, patch_model(tiny("llama"), scheme, **options), "llama", folder)
+    jobs |= jobs_for(LISTED, patch_model(smollm3(no_rope_layers=[1, 1]), {0: "none"}), "smollm3", folder)
     jobs |= jobs_for("spoilt", patched("yarn", "llama"), "llama", folder)
     config = json.loads((folder / "spoilt" / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -132,11 +136,13 @@ def test_a_composed_map_is_exact_everywhere(scheme, verdicts):
     assert set(found.values()) == {"exact"}, found
 
 
-@pytest.mark.parametrize("name", [*EXACT, *REFUSED])
+@pytest.mark.parametrize("name", [*EXACT, LISTED, *REFUSED])
 def test_temperatures_and_plans(name, verdicts):
     found = of(verdicts, name)
     assert len(found) >= len(WAYS)
-    assert all(verdict.startswith("exact" if name in EXACT else "refused") for verdict in found.values()), found
+    assert all(verdict.startswith("exact" if name in (*EXACT, LISTED) else "refused") for verdict in found.values()), (
+        found
+    )
 
 
 def test_nothing_is_silently_wrong(verdicts):

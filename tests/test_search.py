@@ -20,13 +20,13 @@ from hf_posenc.checkpoints.save_load import tokenizer_of
 from hf_posenc.cli.main import app
 from hf_posenc.cli.search import FITNESSES as TYPED
 from hf_posenc.core.ranges import Range
-from hf_posenc.evaluation import tokenized
+from hf_posenc.evaluation import Document, tokenized
 from hf_posenc.schemes import SCHEMES
 from hf_posenc.search import Budget, recommend, search
 from hf_posenc.search.evolution import evolved
 from hf_posenc.search.page import page
 from hf_posenc.search.rules import RULES, rules_markdown
-from hf_posenc.search.samples import FITNESSES, needle_samples, sample_losses, split, text_samples
+from hf_posenc.search.samples import FITNESSES, needle_samples, sample_losses, shares, split, text_samples
 from hf_posenc.search.spaces import FactorSpace, critical_pair, found_critical_pair, option_space, ramp
 from hf_posenc.search.trying import LiveRope, geometry_of
 
@@ -104,6 +104,23 @@ def test_every_value_of_a_declared_range_is_taken_or_refused_clearly(scheme, mod
         except PosencError:
             continue
     assert taken > 5
+
+
+@pytest.mark.parametrize(
+    "kind, option", [("drope", "c"), ("llama4 floor=64", "beta"), ("ministral", "llama_4_scaling_beta")]
+)
+def test_a_temperature_is_searched_with_the_options_of_its_scheme(kind, option, model):
+    for scheme, others in (("none", 0), ("yarn", 3)):
+        start = SCHEMES[scheme](target_length=TARGET, temperature=kind)
+        space = option_space(start, geometry_of(model, start))
+        genes = next(iter(space.starts().values()))
+        same = space.scheme(genes)
+        assert len(genes) == others + 1
+        assert getattr(same.temperature, option) == pytest.approx(getattr(start.temperature, option))
+        moved = space.scheme((*genes[:-1], 0.5))
+        assert getattr(moved.temperature, option) == pytest.approx(0.25)
+        assert moved.temperature.options()["kind"] == kind.split()[0]
+        assert getattr(moved.temperature, "floor", 64) == 64  # what has no range stays
 
 
 def test_ranges_go_there_and_back():
@@ -191,6 +208,16 @@ def test_text_too_short_to_split_says_how_much_is_needed(tokenizer):
         split(short, 100)
 
 
+def test_short_texts_give_the_windows_that_they_have(documents):
+    ids = documents[0].ids
+    texts = [Document("long", ids[:2000], ""), Document("short", ids[:260], ""), Document("other", ids[:400], "")]
+    assert shares([10, 1, 3], 7) == [3, 1, 3] and shares([10, 1, 3], 30) == [10, 1, 3] and shares([9, 9], 5) == [3, 2]
+    found = text_samples(texts, 256, 8, None)
+    assert len(found) == 8 and all(len(sample.ids) == 256 for sample in found)
+    assert torch.equal(found[4].ids, ids[2:258])  # the only window of the short text
+    assert torch.equal(found[5].ids, ids[:256]) and torch.equal(found[7].ids, ids[144:400])
+
+
 def test_a_sample_is_scored_as_transformers_scores_it(model, documents, tokenizer):
     for samples in (text_samples(documents, 200, 3, None), needle_samples(tokenizer, 250, 3, seed=0)):
         ours = sample_losses(model, samples)
@@ -257,6 +284,8 @@ def test_options_of_a_scheme_are_searched(model, tokenizer, documents):
     [
         ({"target_length": 100}, "no longer than the trained length"),
         ({"scheme": "linear"}, "no options that could be searched"),
+        ({"scheme": SCHEMES["linear"](factor=2.0, temperature="log")}, "no options that could be searched"),
+        ({"scheme": SCHEMES["longrope"](factor=2.0, temperature="drope")}, "leave temperature out"),
         ({"fitness": "beauty"}, "Unknown fitness"),
         ({"short_weight": -1.0}, "short_weight"),
         ({"target_length": 10**6}, "is needed, and the longest has"),
@@ -364,7 +393,11 @@ def test_a_recommendation_heeds_training_and_runtime(model):
 
 
 def test_a_measured_recommendation_names_no_winner_that_error_bars_do_not_carry(model, tokenizer, documents):
-    advice = recommend(model, tokenizer, documents, target_length=TARGET, serve="vllm", training=False)
+    told = []
+    advice = recommend(
+        model, tokenizer, documents, target_length=TARGET, serve="vllm", training=False, tell=told.append
+    )
+    assert len(told) == 1 and told[0].startswith("Measuring yarn, ntk:alpha=cover and the model as it is, 20 windows")
     at = {row.scheme: row.value for row in advice.rows if row.metric == "loss" and row.length == TARGET}
     assert {"unpatched", "yarn", "ntk:alpha=cover"} <= set(at)
     winner = [name for name in at if f"take {name}:" in advice.sentence]

@@ -19,11 +19,11 @@ from ..families import Places, Stack, family_of, places
 from ..models import model_path
 from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
-from ..patching.layer_plans import divided, resolved
+from ..patching.layer_plans import divided
 from ..patching.measure import measure
 from ..patching.old_terms import old_terms
 from ..patching.patch import refuse_existing
-from ..patching.plan import plan
+from ..patching.plan import plan, settled
 from ..patching.records import Record
 from ..patching.rope_config import rotary_from
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
@@ -90,9 +90,8 @@ def patch_checkpoint(
     for stack, key in keys:
         with safe_open(files[key], framework="pt") as stored:
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
-    asked = resolved(wanted, where)
-    where = divided(where, asked)
-    journal = plan(where, asked, measure(where, asked, existing, layer_types))
+    asked, where, geometries = settled(wanted, where, existing, layer_types)
+    journal = plan(where, asked, geometries)
     warn_untrained(asked, where.family, where.config.model_type, stacklevel=3)
     journal.apply()
     tensors = _own_parameters(model, files)

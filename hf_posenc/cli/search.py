@@ -30,6 +30,9 @@ def search(
     scheme: Annotated[
         str, typer.Option(help="`longrope`: a factor for each pair; else a scheme's options.")
     ] = "longrope",
+    temperature: Annotated[
+        str | None, typer.Option(help="Of a scheme, with its numbers searched as well: drope, llama4, ministral.")
+    ] = None,
     fitness: Annotated[str, typer.Option(help="What guides the search: loss, or needles.")] = "loss",
     short_weight: Annotated[float, typer.Option(help="How much the loss at the trained length counts.")] = 0.0,
     population: Annotated[int, typer.Option(help="New candidates in each round.")] = 16,
@@ -64,7 +67,7 @@ def search(
     sizes = {
         "population": population, "parents": parents, "rounds": rounds, "samples": samples, "held_out": held_out
     }  # fmt: skip
-    run_search(model, target, out, texts, scheme, fitness, short_weight, sizes, seed, dtype, device)
+    run_search(model, target, out, texts, scheme, temperature, fitness, short_weight, sizes, seed, dtype, device)
 
 
 def recommend(

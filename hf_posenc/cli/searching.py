@@ -13,6 +13,7 @@ from ..errors import PosencError
 from ..evaluation.measures.sharing import launched
 from ..evaluation.measures.texts import tokenized
 from ..patching.patch import patch_model
+from ..schemes.base import scheme_from
 from ..search.budget import Budget
 from ..search.evolution import Round
 from ..search.page import page, told_task
@@ -27,6 +28,7 @@ def run_search(
     out: Path,
     texts: dict[str, str],
     scheme: str,
+    temperature: str | None,
     fitness: str,
     short_weight: float,
     sizes: dict[str, int],
@@ -35,10 +37,11 @@ def run_search(
     device: str | None,
 ) -> None:
     budget = Budget(**sizes)
+    start = scheme_from(scheme, {"target_length": target, "temperature": temperature})
     live, tokenizer = loaded(model, said_device(device), dtype, None), tokenizer_of(model)
     out.mkdir(parents=True, exist_ok=True)
     found = search(
-        live, tokenizer, tokenized(texts, tokenizer), target_length=target, scheme=scheme, fitness=fitness,
+        live, tokenizer, tokenized(texts, tokenizer), target_length=target, scheme=start, fitness=fitness,
         short_weight=short_weight, budget=budget, seed=seed, out=out / "search.jsonl", tell=teller(budget),
     )  # fmt: skip
     if not launched().first:
@@ -97,8 +100,8 @@ def run_recommend(
             f"There is no tokenizer at {model!r} to read text with: leave --text out, or save one there."
         )
     documents = tokenized(texts, tokenizer)
-    print(
-        recommend(
-            live, tokenizer, documents, target_length=target, serve=serve, training=training, path=model, out=out
-        )
-    )
+    advice = recommend(
+        live, tokenizer, documents, target_length=target, serve=serve, training=training, path=model, out=out,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    print(advice)

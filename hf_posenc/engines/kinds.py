@@ -22,11 +22,13 @@ KINDS = {
     "proportional": "RoPE on the fastest pairs only",
     "none": "a RoPE that does not rotate",
     "mixed": "a RoPE for each type of layer",
+    "listed": "RoPE in the layers of a list that a plan has written (`no_rope_layers`)",
     "table": "a position table in the weights",
     "sealed": "what only hf_posenc computes",
     "own": "the family's own positions, neither RoPE nor table",
 }
 """The words of the column `kind`."""
+LISTED = "listed"
 USUAL_THETA = 10_000.0
 """What runtimes take where they find no theta."""
 STILL = 1e20

@@ -14,8 +14,9 @@ from .layer_plans import divided, planned_rotary_faults
 from .live import bare, journal_of, record_of
 from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
-from .records import Record
+from .records import Record, is_listed
 from .rotary_site import rotary_faults
+from .said_plans import listed_faults
 from .seal import seal_faults
 from .sizes import size_faults
 from .tables import table_faults
@@ -75,12 +76,14 @@ def patch_faults(where: Places, record: Record) -> list[str]:
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]
         patched = [group for group in groups if group.name in effects]
-        if not record.scheme.apart:
+        if is_listed(record):
+            faults += listed_faults(stack, groups, patched, effects, record.original)
+        elif not record.scheme.apart:
             faults += rotary_faults(stack, groups, effects, sealed, record.original)
         elif stack.rotaries:
             faults += planned_rotary_faults(stack, patched, effects)
         faults += attention_faults(stack, patched, effects, record.geometries)
-        faults += own_temperature_faults(stack, [effects[group.name] for group in patched])
+        faults += own_temperature_faults(stack, patched, effects)
         faults += table_faults(stack, first)
     faults += seal_faults(where.model)
     return list(dict.fromkeys(faults))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..compat.models import attention_of
-from ..engines.kinds import keys_of, kind_of_rope
+from ..engines.kinds import LISTED, keys_of, kind_of_rope
 from ..engines.table import lines
 from ..families import Group, Places, places
 from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
+from ..schemes.plans import Plan
 from ..schemes.temperature import NoTemperature
 from .grades import MEANING, grade
 from .grades import SEALED as SEALED_GRADE
@@ -22,8 +23,9 @@ from .layer_plans import divided, told
 from .live import bare, links, record_of
 from .measure import groups_of_types
 from .own_temperature import own_temperature
-from .records import Record
+from .records import Record, is_listed
 from .rope_config import own_rope, rope_of, scaling_of
+from .said_plans import is_still
 from .sizes import own_length
 from .tables import table_words
 
@@ -105,14 +107,14 @@ def describe(model: Any) -> Description:
     return Description(
         model=f"{type(model).__name__} ({kind})",
         scheme=record.scheme.name if record else f"{own_positions(where, table, bias)} (the model's own)",
-        options=record.scheme.options() if record and not record.scheme.apart else {},
+        options=record.scheme.options() if record and not isinstance(record.scheme, Plan) else {},
         plan=told(record.scheme, where) if record else None,
         kernel=attention_of(where.config),
         table=table,
         bias=bias,
         portability=portability,
         nearest=nearest_scheme(where, record) if portability.startswith(SEALED_GRADE) else None,
-        runtimes=None if group.stack.grid else lines(*cell_of(where, portability.startswith(SEALED_GRADE))),
+        runtimes=None if group.stack.grid else lines(*cell_of(where, portability.startswith(SEALED_GRADE), record)),
         **(_on_a_grid(group) if group.stack.grid else _in_a_text(where, group, record)),
     )
 
@@ -150,7 +152,7 @@ def _temperature(group: Group, record: Record | None) -> str | None:
     effect = None if asked is None or record is None else record.effects()[group.name]
     if effect is not None and not effect.own_temperature and not isinstance(asked, NoTemperature):
         return f"{record.scheme.part(group.name).options()['temperature']}, as a part of the attention scaling"  # type: ignore[union-attr]
-    return own_temperature(group.stack)
+    return own_temperature(group.stack, group.attentions)
 
 
 def _on_a_grid(group: Group) -> dict[str, Any]:
@@ -188,12 +190,14 @@ def nearest_scheme(where: Places, record: Record | None) -> str | None:
     return record.scheme.nearest or ("yarn" if where.has_rotary else "learned" if where.has_table else None)
 
 
-def cell_of(where: Places, sealed: bool) -> tuple[str, str, set[str]]:
+def cell_of(where: Places, sealed: bool, record: Record | None) -> tuple[str, str, set[str]]:
     """Where a model stands in the table of what runtimes compute: its type, its kind of positions, its keys."""
     rope = getattr(where.config, "rope_parameters", None)
     rope = rope if isinstance(rope, dict) else {}
     if sealed:
         kind = SEALED_GRADE
+    elif is_listed(record):
+        kind = LISTED
     elif where.has_rotary:
         kind = kind_of_rope(rope)
     else:
@@ -238,6 +242,8 @@ def live_rotation(group: Group) -> tuple[Tensor, float]:
     if planned is not None:
         buffer = group.stack.rotaries[0].buffers[group.layer_type]
         return getattr(planned.inner, buffer).float().cpu(), scaling_of(planned.inner, group.layer_type)
+    if group.inv_freq is not None and is_still(group):
+        return torch.zeros(len(group.inv_freq)), 1.0
     if group.inv_freq is not None:
         return group.inv_freq.float().cpu(), scaling_of(group.stack.rotaries[0].own, group.layer_type)
     return torch.zeros(0), 1.0

@@ -17,9 +17,10 @@ from ..runtime.rotary import SEALED, STILL, PlannedRotary, Rotary
 from ..schemes import Scheme
 from ..schemes.plans import Asked, Draft, Plan
 from .edits import Edit, Swap
-from .own_temperature import own_temperature, tempered_parameters
+from .own_temperature import can_differ, own_temperature, tempered_parameters
 from .rope_config import fixed_rotation, own_rope, rope_parameters_with
 from .rotary_site import MOVING
+from .said_plans import ways_to_say
 from .sealed_rotary import rotary_with, sealed_parameters
 
 
@@ -70,8 +71,12 @@ def divided(where: Places, scheme: Scheme) -> Places:
                 name = f"{part.name}/{group.name}" if several else part.name
                 suffix = "_" + re.sub(r"\W+", "_", name).strip("_") + f"_{number}"
                 groups.append(replace(group, name=name, attentions=layers, suffix=suffix))
-        groups.append(replace(group, attentions=[a for a in group.attentions if id(a) in left]))
-    return replace(where, groups=groups)
+        if left or not own:
+            groups.append(replace(group, attentions=[a for a in group.attentions if id(a) in left]))
+    found = replace(where, groups=groups)
+    if scheme.by is not None and all(said.by != scheme.by for said in ways_to_say(scheme, found)):
+        raise PosencError(f"{scheme.by} of this model's config cannot say the plan: it was made for another model.")
+    return found
 
 
 def refuse_unlike(
@@ -87,18 +92,18 @@ def refuse_unlike(
         raise UnsupportedCell("'streaming' drops keys from the cache of all layers: it cannot be a part of a plan.")
     complete = sum(len(group.attentions) for group in groups) == len(stack.attentions)
     meant = {effect.own_temperature for effect in effects.values()}
-    if own_temperature(stack) is not None and meant != {None} and not (complete and len(meant) == 1):
+    alike = meant == {None} or (complete and len(meant) == 1)
+    if own_temperature(stack) is not None and not alike and not can_differ(stack):
         raise UnsupportedCell(
             "This model has a temperature of its own for all layers, and the plan replaces it in some: give all "
             "groups a temperature, or none."
         )
     for group in groups:
-        fixed = fixed_rotation(effects[group.name])
-        if fixed is not None and geometries[group.name].unturned:
-            still = [i for i, a in enumerate(group.attentions) if i in geometries[group.name].unturned]
+        still = [stack.attentions.index(group.attentions[i]) for i in geometries[group.name].unturned]
+        if still:
             raise UnsupportedCell(
-                f"{len(still)} of the layers of {group.name!r} are not rotated by this {stack.config.model_type!r} "
-                "model's own code, and the plan would rotate them. Leave them out: they have no positions as they are."
+                f"Layers {_spelled(still)}, of {group.name!r}, are not rotated by this {stack.config.model_type!r} "
+                "model's own code, and the plan would rotate them. Leave them out, or give them 'none'."
             )
 
 

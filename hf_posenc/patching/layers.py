@@ -61,9 +61,9 @@ def changes_between(stack: Stack, before: Any, after: Any) -> Changes:
     """
     found: Changes = []
     for layers in _kinds(stack):
-        first = _changed(layers[0], before, after)
+        first = changed_values(layers[0], before, after)
         if first:
-            found += [(layers[0], first), *((layer, _changed(layer, before, after)) for layer in layers[1:])]
+            found += [(layers[0], first), *((layer, changed_values(layer, before, after)) for layer in layers[1:])]
     return found
 
 
@@ -77,7 +77,8 @@ def _kinds(stack: Stack) -> list[list[Any]]:
     return list(kinds.values())
 
 
-def _changed(own: Any, before: Any, after: Any) -> Values:
+def changed_values(own: Any, before: Any, after: Any) -> Values:
+    """What a layer notes otherwise when it is built from another config."""
     old, new = built_values(own, before), built_values(own, after)
     if old is None:
         return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.effects import Geometry
@@ -31,7 +32,7 @@ def measure(
         if layer_types is not None:
             raise PosencError("A plan says itself which layers are meant: leave layer_types out.")
         planned = [group for group in where.groups if group.suffix]
-        return {group.name: _geometry(where, group, scheme.part(group.name), existing, True) for group in planned}
+        return {g.name: _geometry(where, g, scheme.part(g.name), existing, scheme.apart) for g in planned}
     if len(where.family.axes) > 1:
         _refuse_lengths(where, {**{n: getattr(scheme, n) for n in LENGTHS}, "existing": existing}, layer_types)
     if scheme.adds_to_input and layer_types not in (None, "all"):
@@ -96,7 +97,7 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None,
     # Of other types it is not known whether some layers, or some channels, are left unrotated.
     whole = rope is not None and group.stack.config.model_type in KNOWN and found["rotary_dim"] == found["head_dim"]
     counted = {"layers": len(group.attentions) - len(unturned)} if scheme.per_layer else {}
-    return Geometry(
+    geometry = Geometry(
         **{**counted, **found},
         trained_length=length,
         initializer_range=float(getattr(config, "initializer_range", 0.02)),
@@ -106,6 +107,9 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None,
         grid=group.stack.grid,
         whole=whole and scheme.temperature is not None and not planned,
     )
+    if planned and unturned and scheme.effect_on(geometry).rotation is None:  # which is for layers of any kind
+        return replace(geometry, unturned=(), layers=len(group.attentions) if scheme.per_layer else 0)
+    return geometry
 
 
 def sizes(group: Group) -> dict[str, Any]:

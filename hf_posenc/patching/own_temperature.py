@@ -5,7 +5,7 @@ None is ever applied beside one that was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.effects import Effect
@@ -25,12 +25,12 @@ ARGUMENT = "attention_scaling"
 """Of attention layers that are told it by their model, where nothing can take it away (Beam)."""
 
 
-def own_temperature(stack: Stack) -> str | None:
-    """What a stack multiplies its queries by of its own, in words; None for nothing."""
+def own_temperature(stack: Stack, layers: Sequence[Any] | None = None) -> str | None:
+    """What a stack, or some of its layers, multiplies queries by of its own, in words; None for nothing."""
     config = stack.config
     if _told(stack):
         return f"the model's own ({config.model_type}), in layers without RoPE"
-    if getattr(config, TUNING, None) and any(getattr(a, TUNING, None) for a in stack.attentions):
+    if getattr(config, TUNING, None) and any(getattr(a, TUNING, None) for a in layers or stack.attentions):
         told = f"1 + {config.attn_scale:g} ln(1 + floor(n / {config.floor_scale:g}))"
         return f"llama4, the model's own: {told}, in layers without RoPE"
     rope = getattr(config, "rope_parameters", None) or {}
@@ -49,9 +49,15 @@ def switches(config: Any) -> tuple[str, ...]:
     return (TUNING,) if hasattr(config, TUNING) else ()
 
 
-def own_temperature_edits(stack: Stack, effects: Iterable[Effect]) -> list[Edit]:
+def can_differ(stack: Stack) -> bool:
+    """Whether some layers of a stack can lose a temperature of their own, and others keep it."""
+    return any(hasattr(layer, TUNING) for layer in stack.attentions)
+
+
+def own_temperature_edits(stack: Stack, groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Edit]:
     """Takes away what the config of a stack switches on; `rope_parameters` are for `tempered_parameters`."""
-    if all(effect.own_temperature is None for effect in effects):
+    replaced = _replaced(groups, effects)
+    if not replaced:
         return []
     if _told(stack):
         raise UnsupportedCell(
@@ -60,8 +66,14 @@ def own_temperature_edits(stack: Stack, effects: Iterable[Effect]) -> list[Edit]
         )
     if not hasattr(stack.config, TUNING):
         return []
-    layers = [attention for attention in stack.attentions if hasattr(attention, TUNING)]
-    return [Swap(holder, TUNING, False) for holder in (stack.config, *layers)]
+    layers = [attention for attention in replaced if hasattr(attention, TUNING)]
+    whole = [stack.config] if len(replaced) == len(stack.attentions) else []
+    return [Swap(holder, TUNING, False) for holder in (*whole, *layers)]
+
+
+def _replaced(groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Any]:
+    """The layers that are to lose a temperature of their own."""
+    return [layer for g in groups if effects[g.name].own_temperature is not None for layer in g.attentions]
 
 
 def tempered_parameters(
@@ -75,10 +87,11 @@ def tempered_parameters(
     }
 
 
-def own_temperature_faults(stack: Stack, effects: Iterable[Effect]) -> list[str]:
+def own_temperature_faults(stack: Stack, groups: Sequence[Group], effects: Mapping[str, Effect]) -> list[str]:
     """Where a temperature of the family's own is not what the patch left of it."""
-    meant = {effect.own_temperature for effect in effects}
-    live = own_temperature(stack) if meant == {0.0} else None
+    meant = {effects[group.name].own_temperature for group in groups}
+    replaced = _replaced(groups, effects)
+    live = own_temperature(stack, replaced) if replaced and meant <= {0.0, None} else None
     if live is not None:
         return [f"the model's own temperature is back ({live})"]
     rope = getattr(stack.config, "rope_parameters", None) or {}

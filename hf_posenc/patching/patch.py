@@ -14,10 +14,8 @@ from ..schemes.plans import Asked, asked_from
 from .configs import places_to_patch
 from .edits import Journal
 from .embedders import length_edit
-from .layer_plans import divided, resolved
 from .live import journal_of, links, patchable
-from .measure import measure
-from .plan import plan
+from .plan import plan, settled
 from .untrained import warn_untrained
 
 M = TypeVar("M")
@@ -86,10 +84,7 @@ def refuse_existing(existing: str | None) -> None:
 def _planned_journal(
     model: Any, inner: PreTrainedModel, asked: Asked, existing: str | None, layer_types: Any, lost: str | None
 ) -> Journal:
-    where = places_to_patch(inner)
-    scheme = resolved(asked, where)
-    where = divided(where, scheme)
-    geometries = measure(where, scheme, existing, layer_types)
+    scheme, where, geometries = settled(asked, places_to_patch(inner), existing, layer_types)
     journal = plan(where, scheme, geometries, lost=lost)
     if inner is not model:  # a SentenceTransformer, which cuts texts: at the new length, if it was told one
         reach = scheme.span(next(iter(geometries.values())))

@@ -5,16 +5,22 @@ Every site is set: what a scheme leaves out is neutralised, so that replacing ne
 
 from __future__ import annotations
 
-from ..errors import PosencError
-from ..families import Places
+from typing import Any
+
+from ..core.effects import Effect
+from ..errors import PosencError, UnsupportedCell
+from ..families import Group, Places, Stack
 from ..schemes import Scheme
+from ..schemes.plans import BY_LIST, Asked, Plan
 from .attention import attention_edits, refuse_several_positions, stranger_edits
 from .edits import Edit, Hook, Journal, Swap
 from .grades import is_sealed
-from .layer_plans import planned_rotary_edits, refuse_unlike
+from .layer_plans import divided, planned_rotary_edits, refuse_unlike, resolved
+from .measure import measure
 from .own_temperature import own_temperature_edits
-from .records import Geometries, Record, family_from_outside, original_values
+from .records import Geometries, Record, family_from_outside, is_listed, original_values
 from .rotary_site import rotary_edits
+from .said_plans import listed_edits, refuse_unsaid, ways_to_say
 from .seal import seal_edits
 from .sidecar import before_state_dict
 from .sizes import promised_size, size_edits
@@ -24,6 +30,23 @@ LOST = (
     "this model was loaded from a patched checkpoint, which does not hold the position table that the model had "
     "before, or its bias; load the original model instead"
 )
+
+
+def settled(
+    asked: Asked, where: Places, existing: str | None, layer_types: Any = None
+) -> tuple[Scheme, Places, Geometries]:
+    """What was asked for on this model, whose layers a plan has divided, and its geometries. A plan is said by the
+    config where that can be."""
+    scheme = resolved(asked, where)
+    where = divided(where, scheme)
+    for said in ways_to_say(scheme, where):
+        try:
+            geometries = measure(where, said, existing, layer_types)
+            plan(where, said, geometries)
+            return said, where, geometries
+        except UnsupportedCell:  # by the next way, or sealed
+            continue
+    return scheme, where, measure(where, scheme, existing, layer_types)
 
 
 def plan(
@@ -42,11 +65,11 @@ def plan(
     `lost`: why the model's own table is not at hand any more.
     """
     record = loaded or Record(scheme, geometries, original_values(where, scheme), family_from_outside(where.family))
-    sizes, effects = record.geometry, record.effects()
-    reach, apart = scheme.span(sizes), scheme.apart
+    effects = record.effects()
     first = next(iter(effects.values()))
     if lost is not None and first.table is not None and first.table.reads_native:
         raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
+    reach = scheme.span(record.geometry)
     sealed = is_sealed(effects.values(), where.family)
     size = promised_size(where, first, reach)
     edits: list[Edit] = [where.own_configs, *size_edits(where, first, size)]
@@ -57,14 +80,13 @@ def plan(
             effect, geometry = effects[groups[0].name], geometries[groups[0].name]
             if stack.embeddings is not None or stack.table is not None or effect.table is not None:
                 edits += table_edits(stack, effect, geometry, size, reach.target, sealed, loaded is not None)
-            if apart:
+            if scheme.apart:
                 refuse_unlike(where, groups, effects, geometries)
-            if stack.rotaries and apart:
-                edits += planned_rotary_edits(stack, groups, effects)
-            elif stack.rotaries:
-                edits += rotary_edits(stack, groups, effects, geometries, reach, sealed, scheme.rescales)
+            elif isinstance(scheme, Plan):
+                refuse_unsaid(where, effects)
+            edits += _rotary_edits(stack, groups, record, effects, geometries, sealed)
             edits += attention_edits(stack, groups, effects, geometries)
-            edits += own_temperature_edits(stack, [effects[group.name] for group in groups])
+            edits += own_temperature_edits(stack, groups, effects)
     if sealed:
         edits += seal_edits(where)
         edits += stranger_edits(where)
@@ -73,3 +95,17 @@ def plan(
     journal = Journal(edits, final=LOST if loaded is not None and where.has_table else lost)
     edits.append(Swap(where.base, "posenc_journal", journal))
     return journal
+
+
+def _rotary_edits(
+    stack: Stack, groups: list[Group], record: Record, effects: dict[str, Effect], geometries: Geometries, sealed: bool
+) -> list[Edit]:
+    """The model's own rotary modules, or those of the parts of a plan beside them."""
+    scheme, reach = record.scheme, record.scheme.span(record.geometry)
+    if not stack.rotaries:
+        return []
+    if scheme.apart:
+        return planned_rotary_edits(stack, groups, effects)
+    if is_listed(record):
+        return listed_edits(stack, groups, effects, geometries, reach, record.original[BY_LIST])
+    return rotary_edits(stack, groups, effects, geometries, reach, sealed, scheme.rescales)

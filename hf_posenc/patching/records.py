@@ -15,7 +15,7 @@ from ..runtime.positions import LAYOUTS
 from ..schemes import SCHEMES, Scheme
 from ..schemes.checked import finite
 from ..schemes.frequencies import PRESENT, present_frequencies
-from ..schemes.plans import PLAN, Plan
+from ..schemes.plans import BY_LIST, PLAN, Plan
 from .own_temperature import TUNING, switches
 
 Geometries = dict[str, Geometry]
@@ -107,6 +107,11 @@ class Record:
         return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), family, version)
 
 
+def is_listed(record: Record | None) -> bool:
+    """Whether a list in the config, which some runtimes do not read, says which layers rotate."""
+    return record is not None and isinstance(record.scheme, Plan) and record.scheme.by == BY_LIST
+
+
 def family_from_outside(family: Family) -> tuple[str, Origin] | None:
     """A family and who registered it; None for those of this package."""
     origin = FAMILIES.origin(family.name)
@@ -138,6 +143,8 @@ def original_values(where: Places, scheme: Scheme | None = None) -> dict[str, An
         values[flag] = getattr(config, flag)
     for switch in () if scheme is None or not scheme.tempers else switches(config):
         values[switch] = getattr(config, switch)
+    if isinstance(scheme, Plan) and scheme.by == BY_LIST:
+        values[BY_LIST] = list(getattr(config, BY_LIST))
     return values
 
 
@@ -216,9 +223,11 @@ def read_original(data: dict[str, Any]) -> dict[str, Any]:
     families = list(FAMILIES.values())
     lengths = {family.length: len(family.axes) for family in families}
     flags = sorted({TUNING, *(flag for family in families for flag in flags_of(family))})
-    _keys(data, (), ["rope_parameters", *sorted(lengths), *flags], "The original of a posenc record")
+    _keys(data, (), ["rope_parameters", BY_LIST, *sorted(lengths), *flags], "The original of a posenc record")
     good = all(is_size(data[name], axes) for name, axes in lengths.items() if name in data)
     good &= all(isinstance(data[name], bool) for name in flags if name in data)
+    rotating = data.get(BY_LIST, [])
+    good &= isinstance(rotating, list) and all(type(n) is int and n in (0, 1) for n in rotating)
     if not good or not (data.get("rope_parameters") is None or are_ropes(data["rope_parameters"])):
         raise PosencError(f"The original of a posenc record makes no sense: {data!r}.")
     return copy.deepcopy(data)

@@ -18,6 +18,8 @@ from .base import SCHEMES, Scheme, scheme_from
 
 PLAN = "plan"
 """What the record of a plan calls its scheme."""
+BY_TYPES, BY_LIST = "layer_types", "no_rope_layers"
+"""What of a config can say a plan: RoPE parameters for each type of layer, or a list of the layers that rotate."""
 REST, OWN = "rest", "own"
 WORDS = re.compile(r"every (?P<step>\d+)(?:st|nd|rd|th)(?: from (?P<start>\d+))?|(?P<end>first|last) (?P<count>\d+)")
 SLICE = re.compile(r"(-?\d*):(-?\d*)(?::(\d+))?")
@@ -49,6 +51,8 @@ class Plan(Scheme):
     summary = "a scheme for each group of layers"
 
     parts: tuple[Part, ...] = ()
+    by: str | None = None
+    """What of the model's config says it all; None where nothing can."""
 
     @property
     def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -62,12 +66,16 @@ class Plan(Scheme):
         return found.scheme
 
     @property
+    def rescales(self) -> bool:  # type: ignore[override]
+        return any(part.scheme.rescales for part in self.parts)
+
+    @property
     def tempers(self) -> bool:
         return any(part.scheme.tempers for part in self.parts)
 
     @property
     def apart(self) -> bool:
-        return True
+        return self.by is None
 
     def span(self, geometry: Geometry) -> Span:
         """Of the part that reaches furthest."""
@@ -80,19 +88,21 @@ class Plan(Scheme):
         return self.parts[0].scheme.theta(geometry)
 
     def options(self) -> dict[str, Any]:
-        return {"parts": [part.options() for part in self.parts]}
+        by = {"by": self.by} if self.by else {}
+        return {"parts": [part.options() for part in self.parts], **by}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Plan:
         """Read strictly from a record."""
-        parts = options.get("parts")
-        if set(options) != {"parts"} or not isinstance(parts, Sequence) or not parts:
-            raise PosencError(f"The options of a plan are its parts, got {options!r}.")
+        parts, by = options.get("parts"), options.get("by")
+        known = {"parts"} <= set(options) <= {"parts", "by"} and by in (None, BY_TYPES, BY_LIST)
+        if not known or not isinstance(parts, Sequence) or not parts:
+            raise PosencError(f"The options of a plan are its parts, and by what its config says it; got {options!r}.")
         read = tuple(map(_read_part, parts))
         layers = [index for part in read for index in part.layers]
         if len(set(layers)) < len(layers) or len({part.name for part in read}) < len(read):
             raise PosencError("The parts of a plan share layers or names: the record is damaged.")
-        return cls(parts=read)
+        return cls(parts=read, by=by)
 
 
 def _read_part(data: Any) -> Part:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.effects import Geometry, Span
+from ..core.ranges import Range
 from ..core.temperatures import (
     ConstantTemperature,
     LearnedTemperature,
@@ -22,6 +23,9 @@ from ..core.temperatures import (
 )
 from ..errors import PosencError, UnsupportedCell, suggestion
 from .checked import Checked
+
+STRENGTH = Range(0.0, 0.5)
+"""What papers multiply a logarithm by is 0.1 to 0.41; at 0 there is no temperature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,10 @@ class TemperatureKind(Checked):
     def on(self, geometry: Geometry, reach: Span) -> Temperature | None:
         """The module that a model of this geometry gets."""
         raise NotImplementedError
+
+    def ranges(self) -> dict[str, Range]:
+        """The values that a search may try, by option."""
+        return {}
 
     def options(self) -> str | dict[str, Any]:
         """As JSON holds it: the name, with those options that were given."""
@@ -86,6 +94,9 @@ class Llama4(TemperatureKind):
         self._check_count("floor")
         self._check_number("beta", least=0.0)
 
+    def ranges(self) -> dict[str, Range]:
+        return {"beta": STRENGTH}
+
     def on(self, geometry: Geometry, reach: Span) -> Temperature:
         return SteppedTemperature(float(self.beta), self.floor, 0)
 
@@ -103,6 +114,9 @@ class Ministral(TemperatureKind):
     def __post_init__(self) -> None:
         self._check_count("original_max_position_embeddings")
         self._check_number("llama_4_scaling_beta", least=0.0)
+
+    def ranges(self) -> dict[str, Range]:
+        return {"llama_4_scaling_beta": STRENGTH}
 
     def length(self, geometry: Geometry) -> int:
         own = (geometry.rope or {}).get("original_max_position_embeddings")
@@ -126,6 +140,9 @@ class Drope(TemperatureKind):
 
     def __post_init__(self) -> None:
         self._check_number("c", least=0.0)
+
+    def ranges(self) -> dict[str, Range]:
+        return {"c": STRENGTH}
 
     def on(self, geometry: Geometry, reach: Span) -> Temperature:
         if reach.factor is None:

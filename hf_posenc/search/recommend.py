@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..engines.table import RUNTIMES, look_up
 from ..errors import PosencError, suggestion
 from ..evaluation.measures.perplexity import Reading
 from ..evaluation.measures.rows import Row
-from ..evaluation.measures.texts import Document
+from ..evaluation.measures.texts import Document, bos_of
 from ..evaluation.runs.compare import compare
 from ..evaluation.runs.entries import Entry
 from ..evaluation.runs.options import Options
@@ -26,6 +27,7 @@ from ..patching.plan import plan
 from ..patching.untrained import needs_training
 from ..schemes import SCHEMES
 from .rules import RULES, Rule
+from .samples import sample_losses, text_samples
 
 MOST = 4
 """Candidates that are measured."""
@@ -76,11 +78,12 @@ def recommend(
     training: bool = True,
     path: str = "MODEL",
     out: Any = None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Advice:
     """Which scheme to take. With `documents` the candidates that fit are measured; the model ends as it came.
 
     `serve` names the runtime that must compute it right, `training=False` rules out what needs training. A winner is
-    named only where error bars carry it.
+    named only where error bars carry it. `tell` is told beforehand what measuring will take.
     """
     inner = bare(model)
     if is_patched(inner):
@@ -97,7 +100,7 @@ def recommend(
     if not fitting:
         reasons = "; ".join(f"{label}: {why}" for label, why in passed_over.items()) or "no rule fits"
         raise PosencError(f"Nothing fits a target of {target_length} tokens on this model ({reasons}).")
-    rows = _measured(model, tokenizer, documents, fitting, target_length, out) if documents else []
+    rows = _measured(model, tokenizer, documents, fitting, target_length, out, tell) if documents else []
     best, sentence = _verdict(fitting, rows, target_length, trained)
     return Advice(
         sentence=sentence, options=fitting, passed_over=passed_over, command=_command(best, path, target_length, rows),
@@ -165,20 +168,42 @@ def _served(runtime: str, architecture: str, kind: str, keys: set[str]) -> str:
 
 
 def _measured(
-    model: Any, tokenizer: Any, documents: Sequence[Document], options: list[Option], target: int, out: Any
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[Document],
+    options: list[Option],
+    target: int,
+    out: Any,
+    tell: Callable[[str], object],
 ) -> list[Row]:
-    entries = [Entry(o.rule.label, o.rule.scheme, dict(o.rule.options)) for o in options if not o.needs_training]
+    able = [option.rule for option in options if not option.needs_training][:MOST]
+    entries = [Entry(rule.label, rule.scheme, dict(rule.options)) for rule in able]
     if not entries:
         return []
+    named, windows = ", ".join(entry.label for entry in entries), f"{WINDOWS} windows of {target} tokens each"
+    seconds = (len(entries) + 1) * WINDOWS * _seconds_of_a_window(model, tokenizer, documents, target)
+    tell(f"Measuring {named} and the model as it is, {windows}: about {seconds:.0f} s.")
     return compare(
         model,
         tokenizer,
-        entries[:MOST],
+        entries,
         documents,
         target_length=target,
         options=Options(lengths=(target,), tasks=("perplexity",), reading=Reading(windows=WINDOWS)),
         out=out,
     )
+
+
+def _seconds_of_a_window(model: Any, tokenizer: Any, documents: Sequence[Document], target: int) -> float:
+    """What the model takes to read one, the second time."""
+    long = [document for document in documents if len(document.ids) >= target]
+    samples = text_samples(long[:1], target, 1, bos_of(tokenizer, None))
+    if not samples:  # which measuring will refuse, with what is needed
+        return 0.0
+    sample_losses(model, samples)
+    begun = time.monotonic()
+    sample_losses(model, samples)
+    return time.monotonic() - begun
 
 
 def _verdict(options: list[Option], rows: list[Row], target: int, trained: int) -> tuple[Rule, str]:

@@ -58,9 +58,23 @@ def text_samples(documents: Sequence[Document], length: int, count: int, bos: in
     """Windows spread over the texts, the end of each scored; as many as there is room for, up to `count`."""
     size = length - (bos is not None)
     scored = min(SCORED, size - 1)
-    room = sum(1 + (len(document.ids) - size) // scored for document in documents)
-    windows = spread_windows(documents, size, size, scored, None if room < count else count)
-    return [Sample(window_ids(documents, [w], bos)[0], w.scored) for w in windows]
+    rooms = [1 + (len(document.ids) - size) // scored for document in documents]
+    found: list[Sample] = []
+    for document, each in zip(documents, shares(rooms, count), strict=True):
+        if each:
+            windows = spread_windows([document], size, size, scored, each)
+            found += [Sample(window_ids([document], [w], bos)[0], w.scored) for w in windows]
+    return found
+
+
+def shares(rooms: Sequence[int], count: int) -> list[int]:
+    """How many of so many windows each text gives: one after another in turns, as long as it has room."""
+    found = [0] * len(rooms)
+    for turn in range(max(rooms, default=0)):
+        for index, room in enumerate(rooms):
+            if turn < room and sum(found) < count:
+                found[index] += 1
+    return found
 
 
 def needle_samples(tokenizer: Any, length: int, count: int, seed: int) -> list[Sample]:

@@ -102,10 +102,10 @@ def search(
 ) -> Found:
     """Search for what lets a model read `target_length` tokens best; the model ends as it came.
 
-    `longrope` searches a factor for each pair, any other scheme the options that it declares ranges for. `fitness` is
-    the loss of the end of windows (`loss`) or of the answers of needles (`needles`), and `short_weight` times the loss
-    at the trained length beside it. Texts are split: the part that guides the search never judges it. With
-    `out`, a JSONL file, a search that was stopped goes on where it was.
+    `longrope` searches a factor for each pair, any other scheme the options that it and its temperature declare ranges
+    for. `fitness` is the loss of the end of windows (`loss`) or of the answers of needles (`needles`), and
+    `short_weight` times the loss at the trained length beside it. Texts are split: the part that guides the search
+    never judges it. With `out`, a JSONL file, a search that was stopped goes on where it was.
     """
     setup = _setup(model, tokenizer, documents, target_length, scheme, fitness, short_weight, budget or Budget(), seed)
     guiding, judging = split(documents, target_length)
@@ -145,6 +145,11 @@ def _setup(
     start = SCHEMES[scheme](target_length=target) if isinstance(scheme, str) else scheme
     if start.target_length is None and start.factor is None:
         start = replace(start, target_length=target)
+    if start.name == FACTORS and start.temperature is not None:
+        raise PosencError(
+            "A search over factors has a factor on attention of its own: leave temperature out, or search the options "
+            "of another scheme with it."
+        )
     geometry = geometry_of(model, start)
     if target <= geometry.trained_length:
         raise PosencError(

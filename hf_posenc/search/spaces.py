@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..core.effects import Geometry, Rotation
@@ -13,6 +13,7 @@ from ..core.ranges import Range
 from ..errors import PosencError
 from ..schemes import SCHEMES, Scheme
 from ..schemes.frequencies import base_frequencies, longrope_attention_factor
+from ..schemes.temperature import TemperatureKind
 
 Genes = tuple[float, ...]
 CHANGED = 0.3
@@ -22,6 +23,8 @@ OVER = 1.25
 STARTS = ("linear", "ntk", "yarn", "llama3")
 """The maps that a search over factors begins with."""
 ATTENTION = Range(0.8, 1.8)
+OF_TEMPERATURE = "temperature."
+"""Before the names of a temperature's options."""
 KEPT = -1.0
 """In the place of an option that stays as the scheme itself has it."""
 
@@ -137,7 +140,9 @@ class OptionSpace:
         return {self.start.name: self._default(), "the middle of all ranges": (0.5,) * len(self.ranges)}
 
     def _default(self) -> Genes:
-        given = {n: v for n, v in self.start.options().items() if not isinstance(v, str)}
+        given = {n: v for n, v in self.start.options().items() if isinstance(v, (int, float))}
+        kind = temperature_of(self.start)
+        given |= {OF_TEMPERATURE + n: getattr(kind, n) for n in (kind.ranges() if kind else ())}
         return tuple(r.share(given[n]) if n in given else KEPT for n, r in self.ranges.items())
 
     def varied(self, genes: Genes, rng: random.Random) -> Genes:
@@ -153,14 +158,24 @@ class OptionSpace:
     def scheme(self, genes: Genes) -> Scheme:
         """An option that no range has touched stays as it was."""
         moved = {n: r.at(x) for (n, r), x in zip(self.ranges.items(), genes, strict=True) if x != KEPT}
-        return type(self.start).from_options({**self.start.options(), **moved})
+        heat = {n.removeprefix(OF_TEMPERATURE): moved.pop(n) for n in list(moved) if n.startswith(OF_TEMPERATURE)}
+        kind = temperature_of(self.start)
+        tempered = {"temperature": replace(kind, **heat)} if kind and heat else {}
+        return type(self.start).from_options({**self.start.options(), **moved, **tempered})
+
+
+def temperature_of(scheme: Scheme) -> TemperatureKind | None:
+    return scheme.temperature if isinstance(scheme.temperature, TemperatureKind) else None
 
 
 def option_space(start: Scheme, geometry: Geometry) -> OptionSpace:
-    ranges = start.ranges(geometry)
+    kind = temperature_of(start)
+    heat = {OF_TEMPERATURE + name: values for name, values in (kind.ranges() if kind else {}).items()}
+    ranges = {**start.ranges(geometry), **heat}
     if not ranges:
         able = sorted(name for name, cls in SCHEMES.items() if cls.ranges is not Scheme.ranges)
         raise PosencError(
-            f"{start.name!r} has no options that could be searched. Those that have: {', '.join(['longrope', *able])}."
+            f"{start.name!r} has no options that could be searched. Those that have: "
+            f"{', '.join(['longrope', *able])}; and any with a temperature of drope, llama4 or ministral."
         )
     return OptionSpace(start, ranges, geometry)

@@ -20,6 +20,7 @@ from ..families import places
 from ..models import model_path
 from ..patching.describe import Description, cell_of, describe
 from ..patching.grades import SEALED
+from ..patching.live import record_of
 from ..patching.sidecar import ADAPTER
 from .doctor.findings import WRONG
 from .gguf.header import read_header
@@ -149,7 +150,7 @@ def serve_args(path: str | os.PathLike[str], runtime: str) -> ServeArgs:
     sealed = told.portability.startswith(SEALED)
     if told.runtimes is None or told.target_length is None:
         raise UnsupportedCell(f"{place} reads images, or has no length: what {runtime} makes of it is not known.")
-    architecture, kind, keys = cell_of(places(model), sealed)
+    architecture, kind, keys = cell_of(places(model), sealed, record_of(model))
     server = SERVERS[runtime]
     saved = look_up(server.known_as, "checkpoint", architecture, kind, keys) if server.reads_folders else None
     exported = look_up(server.known_as, "export", architecture, kind, keys) if server.export else None
