@@ -67,6 +67,13 @@ COMPLAINTS = {
     "Soup#793": (config(rope_parameters={**YARN, "factor": 1.0}), "scaling by one"),
     "ms-swift#5146": (config(rope_parameters=YARN, max_position_embeddings=1024), "factor against length"),
     "Qwen3#1424": (config(rope_parameters=YARN, max_position_embeddings=1280), "factor against length"),
+    "LlamaFactory#8664": (
+        {
+            "serve.yaml": "stage: sft\nmodel_name_or_path: model\ncutoff_len: 16384\n",
+            **{f"model/{name}": data for name, data in config().items()},
+        },
+        "longer than the positions reach",
+    ),
     "Megatron-LM#1418": (
         config(rope_parameters=YARN, original_max_position_embeddings=4096),
         "two original lengths",
@@ -101,6 +108,13 @@ COMPLAINTS = {
         ),
         "M-RoPE on a part",
     ),
+    "exllamav3#332": (
+        config(
+            rope_parameters={**MROPE, "mrope_interleaved": True},
+            rope_scaling={**MROPE, "mrope_interleaved": True, "rope_type": "mrope"},  # how users got round it
+        ),
+        "two scalings",
+    ),
     "sglang#13313": (
         {"config.json": {"model_type": "qwen2_5_vl", "text_config": {**LLAMA, "rope_parameters": MROPE}}},
         "M-RoPE and scaling",
@@ -114,6 +128,11 @@ COMPLAINTS = {
     ),
     # D. The price in the short
     "Qwen3#1567": (config(rope_parameters=YARN), "the price in the short"),
+    "sglang#6030": (config(rope_parameters={**YARN, "factor": 2.0}), "the price in the short"),
+    "keys_values#12": (
+        config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}),
+        "theta follows the length",
+    ),
     "exllamav3#29": (served(config(rope_parameters=YARN), max_model_len=2048), "a larger factor than needed"),
     # E. LongRoPE's border
     "unsloth#10681": (config(rope_parameters=SWITCHING), "LongRoPE switches"),
@@ -131,16 +150,16 @@ COMPLAINTS = {
         {**config(rope_parameters=YARN), "tokenizer_config.json": {"model_max_length": 1024}},
         "tokenizer cuts",
     ),
+    "ModernBERT#181": (
+        {**config(), "sentence_bert_config.json": {"max_seq_length": 16384}},
+        "tokenizer cuts",
+    ),
     "llama.cpp#13322": ("gguf", "frequencies"),
     "vllm#17869": ("alibi", "only here"),
 }
 NOT_FILES = {
     "transformers#41964": "about typing the parameters in Python",
-    "LlamaFactory#8664": "a question how to do it",
     "tinker-cookbook#57": "a hosted service without the option",
-    "exllamav3#332": "an error inside a runtime, at the first image",
-    "sglang#6030": "a wish for dynamic YaRN",
-    "keys_values#12": "about caches between turns",
     "sieval#11": "a score; its cause is not in any file",
     "LongRoPE#22": "a question for code",
     "RULER#100": "official scores not reproduced",
@@ -149,7 +168,6 @@ NOT_FILES = {
     "lighteval#726": "a wish for suites",
     "transformers#46634": "a mask that is passed in a call",
     "nanoVLM#204": "positions that are passed in a call",
-    "ModernBERT#181": "a question how to do it",
 }
 
 

@@ -72,6 +72,10 @@ SOUND = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
+    "trained": {
+        "serve.yaml": "model_name_or_path: m\nrope_scaling: yarn\ncutoff_len: 16384\n",
+        **{f"m/{k}": v for k, v in config().items()},
+    },
     "served": {
         "serve.yaml": "model: m\nmax-model-len: 4096\n",
         **{f"m/{k}": v for k, v in config(rope_parameters=YARN).items()},

@@ -1,5 +1,6 @@
 """What is known of other runtimes: the table's words, how cells are found in it, and what `describe` says of them."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,9 @@ from hf_posenc.engines import table
 from hf_posenc.engines.kinds import KINDS, kind_of_rope
 from hf_posenc.engines.shown import cell, runtimes_markdown
 from hf_posenc.engines.table import RUNTIMES, Entry, entries, lines, look_up, read, recorded
+from hf_posenc.schemes import SCHEMES
+
+ROOT = Path(__file__).parent.parent
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 
@@ -120,9 +124,20 @@ def test_what_is_measured_of_exports_is_what_the_table_says(kind, how):
     assert entry.basis == "measured"
 
 
+def test_every_scheme_is_asked_about():
+    """A scheme that is added is measured in every runtime, or `make runtimes` does not know of it."""
+    spec = importlib.util.spec_from_file_location("runtimes_tool", ROOT / "tools" / "runtimes.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    asked = {how[0] for how in tool.SCHEMES.values() if how is not None and isinstance(how[0], str)}
+    of_text = {name for name, scheme in SCHEMES.registered().items() if scheme.__module__.startswith("hf_posenc.")}
+    assert of_text - {"axial_rope"} <= asked  # which is for images
+    assert set(tool.INSIDE) <= set(tool.SCHEMES) and {"plan", "yarn, drope"} <= set(tool.SCHEMES)
+
+
 def test_the_documentation_promises_nothing_that_is_not_known():
     """It may lag behind a new measurement, until `make docs`; what it calls right is right."""
-    text = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     names = {title: name for name, title in RUNTIMES.items()}
     promised = 0
     for part in text.partition("<!-- runtimes -->")[2].partition("<!-- /runtimes -->")[0].strip().split("\n\n"):

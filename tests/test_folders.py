@@ -78,6 +78,7 @@ REFUSED = {
     ("mlx", "gemma2", "linear"): "reads rope_theta alone.* 'ntk'",
     ("ct2", "gemma2", "ntk"): "patched or not",
     ("ct2", "gemma2", "llama3"): "patched or not",
+    ("sglang", "gemma2", "linear"): "reads rope_theta alone on this model type.* 'ntk'",
     ("vllm", "llama", "alibi"): "nearest scheme that vLLM can serve is",
     ("mlx", "llama", "self_extend"): "nearest scheme that MLX can serve is",
 }

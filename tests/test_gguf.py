@@ -1,16 +1,18 @@
 """GGUF files in llama.cpp itself: what is written is computed there as here, or refused."""
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hf_posenc import UnsupportedCell, load, patch_model
+from hf_posenc import UnsupportedCell, UnsupportedModel, load, patch_model
 from hf_posenc.models import model_path
 from hf_posenc.serving import llama_cpp
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, read_vocabulary
@@ -155,12 +157,37 @@ def test_what_only_this_package_computes_is_refused(scheme, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_weights_in_few_bits_are_refused(tmp_path):
+    model = model_of("llama")
+    packed = torch.zeros(512, 1, dtype=torch.uint8)  # as bitsandbytes holds 4 bits
+    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(packed, requires_grad=False)
+    with pytest.raises(UnsupportedModel, match=r"held as torch\.uint8.*hf-posenc merge"):
+        write_gguf(model, vocabulary(), tmp_path / "model.gguf")
+
+
 @needs_runtime
 @pytest.mark.parametrize(("dtype", "limit"), [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.2)])
 def test_smaller_weights(dtype, limit, tmp_path):
     model, path = model_of("llama", ("yarn", {"factor": 4.0})), tmp_path / "model.gguf"
     write_gguf(model, vocabulary(), path, dtype, name="model")
     assert off(model, path, [TRAINED - 8, TARGET - 8]) < limit
+
+
+@needs_runtime
+def test_q8_0_is_rounded_as_llama_cpp_rounds_it():
+    """By ggml's own function, which its quantiser calls."""
+    import gguf
+    import xllamacpp
+
+    own = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")))).quantize_q8_0
+    own.restype = ctypes.c_size_t
+    own.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+    weights = torch.randn(40, 96, generator=torch.Generator().manual_seed(0)).numpy()
+    weights[3] = 0
+    theirs = np.zeros(weights.size // 32 * 34, np.uint8)
+    assert own(weights.ctypes.data, theirs.ctypes.data, *weights.shape, None) == theirs.size
+    ours = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0).reshape(-1)
+    assert np.array_equal(ours, theirs) and len(np.unique(theirs)) > 100
 
 
 @needs_runtime

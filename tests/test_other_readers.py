@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_posenc import PosencError, load, patch_model, save, unpatch_model
+from hf_posenc.patching.other_readers import SEE
 
 SHAPE = dict(
     vocab_size=64,
@@ -96,10 +97,20 @@ def test_a_composed_rope_says_its_attention_factor_where_vllm_reads_it():
     assert rope["short_mscale"] == rope["long_mscale"] == rope["attention_factor"] != 1.0
 
 
-def test_unpatching_takes_the_keys_away():
+@pytest.mark.parametrize("kind", ["qwen2", "llama31"])
+def test_who_reads_theta_alone_is_stopped_before_what_is_sealed(kind, tmp_path):
+    """text-embeddings-inference takes theta out of a Qwen2's config, and looks at no more of it."""
+    model = patch_model(model_of(kind), "alibi", target_length=100)
+    save(model, tmp_path)
+    assert raw(tmp_path)["rope_theta"] == SEE
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+
+
+@pytest.mark.parametrize("how", [("yarn", {"factor": 4.0, "attention_factor": 1.5}), ("alibi", {})])
+def test_unpatching_takes_the_keys_away(how):
     model = model_of("llama")
     before = dict(vars(model.config))
-    unpatch_model(patch_model(model, "yarn", factor=4.0, attention_factor=1.5))
+    unpatch_model(patch_model(model, how[0], **how[1]))
     assert vars(model.config) == before
 
 

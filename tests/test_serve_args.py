@@ -59,6 +59,17 @@ def test_what_is_sealed_names_the_nearest(saved, runtime):
         serve_args(saved / "alibi", runtime)
 
 
+def test_what_was_only_read_is_said_to_be_so(saved, tmp_path):
+    for runtime, basis in {"sglang": "by its source, ", "tgi": "by its source, ", "vllm": "measured, "}.items():
+        assert f"right ({basis}" in serve_args(saved / "yarn", runtime).known
+    save(patch_model(model_of("llama"), "linear", factor=4.0), tmp_path / "linear")
+    with pytest.raises(UnsupportedCell, match=r"would be wrong: passes over a linear scaling \(by its source, "):
+        serve_args(tmp_path / "linear", "tgi")
+    save(patch_model(model_of("llama"), "none", target_length=LONG), tmp_path / "none")
+    export, serve = serve_args(tmp_path / "none", "sglang").commands
+    assert export.endswith("-sglang --to sglang") and f"{tmp_path / 'none'}-sglang" in serve
+
+
 def test_what_is_sealed_trains_as_a_live_model(saved):
     (code,) = serve_args(saved / "alibi", "trl").commands
     assert f"hf_posenc.load('{saved / 'alibi'}')" in code and "max_length=256" in code

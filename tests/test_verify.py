@@ -9,8 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_cells import patched_images
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_gguf import model_of
+from test_onnx import model_of as encoder_of
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -19,6 +22,7 @@ from hf_posenc.cli import known
 from hf_posenc.cli.main import app
 from hf_posenc.models import model_path
 from hf_posenc.serving import llama_cpp, readers
+from hf_posenc.serving.doctor.examine import doctor
 from hf_posenc.serving.gguf.header import read_header
 from hf_posenc.serving.gguf.vocabulary import read_vocabulary
 from hf_posenc.serving.gguf.write import write_gguf
@@ -35,13 +39,20 @@ SCHEMES = {"config": ("yarn", {"factor": 2.0}), "sealed": ("alibi", {"target_len
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint of each grade, and a GGUF file of the first."""
+    """A checkpoint of each grade, of texts and images, an adapter, and a GGUF file of the first."""
     root = tmp_path_factory.mktemp("saved")
     for grade, (scheme, options) in SCHEMES.items():
         save(patch_model(load("tiny"), scheme, **options), root / grade)
         tokenizer = AutoTokenizer.from_pretrained(model_path("tiny"), model_max_length=512)
         tokenizer.save_pretrained(root / grade)
     save(patch_model(model_of("gpt2"), "learned", factor=4.0), root / "weights")
+    save(patch_model(encoder_of("bert"), "alibi", target_length=128), root / "encoder")
+    save(patch_model(encoder_of("bert"), "learned", factor=4.0), root / "encoder-table")
+    save(patched_images("axial_rope", "vit"), root / "images")
+    save(patched_images("learned", "vit"), root / "images-table")
+    save(load("tiny"), root / "base")
+    patched = patch_model(load(root / "base"), "self_extend", factor=2.0, window=16)
+    save(get_peft_model(patched, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")), root / "adapter")
     model = load(root / "config").float()
     write_gguf(model, read_vocabulary(root / "config", model.config.vocab_size), root / "config.gguf", "f32")
     return root
@@ -52,8 +63,8 @@ def copied(saved, tmp_path):
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
-def edit(folder, change):
-    file = folder / "config.json"
+def edit(folder, change, name="config.json"):
+    file = folder / name
     raw = json.loads(file.read_text())
     change(raw)
     file.write_text(json.dumps(raw))
@@ -114,22 +125,40 @@ def lose_tensor(folder):
 
 
 def cut_table(folder):
+    def cut(key, rows):
+        if key.endswith(("wpe.weight", "position_embeddings.weight")):
+            return rows[:12].clone()
+        return rows[:, :12].clone() if key.endswith("position_embeddings") else rows
+
     weights = load_file(folder / "model.safetensors")
-    cut = {key: value[:100].clone() if key.endswith("wpe.weight") else value for key, value in weights.items()}
-    save_file(cut, folder / "model.safetensors", {"format": "pt"})
+    save_file({k: cut(k, v) for k, v in weights.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
-DAMAGE = {
-    "the record": ("sealed", lambda f: edit(f, lambda raw: raw.pop("posenc"))),
-    "the marks": ("sealed", lambda f: edit(f, lambda raw: raw.pop("attn_implementation"))),
-    "all of the config": (
-        "sealed",
-        lambda f: edit(
-            f, lambda raw: [raw.pop(k) for k in ("posenc", "attn_implementation", "experts_implementation")]
-        ),
+def option(**values):
+    return lambda folder: edit(folder, lambda raw: raw["posenc"]["options"].update(values))
+
+
+SEAL = {
+    "the record": lambda f: edit(f, lambda raw: raw.pop("posenc")),
+    "the marks": lambda f: edit(f, lambda raw: raw.pop("attn_implementation")),
+    "all of the config": lambda f: edit(
+        f, lambda raw: [raw.pop(k) for k in ("posenc", "attn_implementation", "experts_implementation")]
     ),
-    "the seal in the weights": ("sealed", lose_tensor),
+    "the seal in the weights": lose_tensor,
+}
+DAMAGE = {
+    **{f"{what}, {grade}": (grade, how) for what, how in SEAL.items() for grade in ("sealed", "encoder", "images")},
+    "an option, sealed": ("sealed", option(alibi_bias_max=4.0)),
+    "an option, encoder": ("encoder", option(alibi_bias_max=4.0)),
+    "an option, images": ("images", option(rope_theta=50.0)),
+    "an option, adapter": ("adapter", lambda f: edit(f, lambda raw: raw["options"].update(window=8), "posenc.json")),
+    "the scheme, adapter": ("adapter", lambda f: (f / "posenc.json").unlink()),
+    "the words, adapter": ("adapter", lambda f: edit(f, lambda raw: raw.pop("hf_posenc"), "adapter_config.json")),
     "rows of a table": ("weights", cut_table),
+    "rows, encoder": ("encoder-table", cut_table),
+    "rows, images": ("images-table", cut_table),
+    "the length, encoder": ("encoder-table", lambda f: edit(f, lambda raw: raw.update(max_position_embeddings=96))),
+    "the size, images": ("images-table", lambda f: edit(f, lambda raw: raw.update(image_size=64))),
     "the length of a table": ("weights", lambda f: edit(f, lambda raw: raw.update(n_positions=1024))),
     "a factor": ("config", lambda f: edit(f, lambda raw: raw["rope_parameters"].update(factor=8.0))),
     "a length": ("config", lambda f: edit(f, lambda raw: raw.update(max_position_embeddings=4096))),
@@ -145,6 +174,21 @@ def test_what_was_damaged_is_not_taken_for_the_model(copied, what):
     done = run(copied / grade, "--with", "transformers")
     assert done.exit_code == 1 and "cannot be loaded as it was meant" in done.output
     assert not proof_file(copied / grade, "transformers").exists()
+
+
+def test_an_adapter_without_its_seal_is_caught(copied):
+    """load knows its scheme all the same; transformers alone puts it on other positions."""
+    edit(copied / "adapter", lambda raw: raw.update(raw.pop("hf_posenc")), "adapter_config.json")
+    done = run(copied / "adapter", "--with", "transformers", "--lengths", "300")
+    assert done.exit_code == 1 and "DIFFERS" in done.output, done.output
+    told = doctor(copied / "adapter")
+    assert told.code == 1 and "scheme in the adapter alone" in {one.check for one in told.findings}
+
+
+@pytest.mark.parametrize("grade", ["images", "images-table"])
+def test_images_have_no_next_token(saved, grade):
+    done = run(saved / grade, "--with", "transformers")
+    assert done.exit_code == 2 and "reads images" in done.output, done.output
 
 
 def plugged(monkeypatch, read, version="fake 1"):

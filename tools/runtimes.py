@@ -4,7 +4,8 @@ Each runtime gets an environment of its own in build/runtimes, since some bring 
 eight shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
 the keys that are written for other readers, as transformers alone would save them; and as `hf-posenc export` writes
 them. What it computes at the trained length and at four times that is compared with the patched model. Verdicts are
-printed, and with --record take the place of all that hf_posenc/engines/runtimes.json has measured of these runtimes.
+printed, and with --record take the place of what hf_posenc/engines/runtimes.json has measured of these runtimes, or of
+the kinds of single --schemes.
 llama.cpp's own converter is used where `--llama-cpp` names a clone of it.
 """
 
@@ -347,7 +348,8 @@ def main() -> int:
                     counts[f"{runtime}, {way}: {found[0]}{' (' + note + ')' if note else ''}"] += 1
                     new.append(entry(runtime, way, cell, version, found, note))
             if given.record and new:
-                recorded(joined(new), instead_of={(one.runtime, one.way, one.architecture) for one in new})
+                whole = set(given.schemes) >= set(SCHEMES)  # those that were not asked about stay as they are
+                recorded(joined(new), instead_of={(e.runtime, e.way, e.architecture) for e in new if whole})
     for words, count in sorted(counts.items()):
         print(f"{count:5} {words}")
     return 1 if any(words.endswith("wrong") and BARE not in words for words in counts) else 0

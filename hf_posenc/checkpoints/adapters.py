@@ -60,6 +60,8 @@ def load_adapter(
             apply_record(model, record)
     refuse_other_positions(model, record, path)
     refuse_other_weights(model, weights, path)
+    if record is not None:
+        record.refuse_edited()
     peft = require("peft", "adapters", "An adapter")  # takes seconds, and only adapters need it
     config = peft_config(adapter, path)
     if is_written_once(path, model, adapter, hub):

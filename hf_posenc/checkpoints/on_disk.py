@@ -90,6 +90,8 @@ def patch_checkpoint(
     for stack, key in keys:
         with safe_open(files[key], framework="pt") as stored:
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
+    if "posenc" in raw:
+        Record.from_dict(raw["posenc"]).refuse_edited()
     asked, where, geometries = settled(wanted, where, existing, layer_types)
     journal = plan(where, asked, geometries)
     warn_untrained(asked, where.family, where.config.model_type, stacklevel=3)
@@ -133,6 +135,7 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     skeleton = divided(skeleton, record.scheme)
     refuse_other_geometry(skeleton, record)
     plan(skeleton, record.scheme, record.geometries).apply()
+    record.refuse_edited()
     return describe(model), settings
 
 
@@ -140,7 +143,9 @@ def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
     """The model of a config.json, patched as that says: with frequencies and tables, without weights."""
     model, skeleton = _skeleton(raw)
     if "posenc" in raw:
-        restore(model, Record.from_dict(raw["posenc"]), raw)
+        record = Record.from_dict(raw["posenc"])
+        restore(model, record, raw)
+        record.refuse_edited()
     elif (scheme := old_terms(raw)) is not None:
         plan(skeleton, scheme, measure(skeleton, scheme, None)).apply()
     return model

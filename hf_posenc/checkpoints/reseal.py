@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from ..errors import PosencError
-from ..patching.records import FORMAT, Record
+from ..patching.records import CHECKSUM, FORMAT, Record, checksum
 from ..patching.seal import MARKS, NAME, Seal, sealed_config, sealed_weights
 from ..patching.sidecar import ADAPTER, FILE, sealed_settings, write_json
 from .files import CONFIG, INDEX, find, read_json
@@ -37,6 +37,7 @@ def reseal(path: str | os.PathLike[str]) -> bool:
     record, files = Record.from_dict(raw["posenc"]), weight_files(str(folder), {})
     if not sealed_config(raw) or (record.format == FORMAT and sealed_weights(files)):
         return False
+    record.refuse_edited()
     stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=folder))
     try:
         made = _sealed_files(folder, stage, raw, files)
@@ -81,7 +82,8 @@ def _sealed_files(folder: Path, stage: Path, raw: dict[str, Any], files: dict[st
             index = read_json(str(folder / INDEX))
             index["weight_map"][name] = os.path.basename(home)
             made.append(_written(stage / INDEX, index))
-    config = {**raw, **copy.deepcopy(MARKS), "posenc": {**raw["posenc"], "format": FORMAT}}
+    record = {**raw["posenc"], "format": FORMAT, CHECKSUM: checksum(raw["posenc"])}
+    config = {**raw, **copy.deepcopy(MARKS), "posenc": record}
     return [*made, _written(stage / CONFIG, config)]
 
 

@@ -157,6 +157,7 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
     restore(model, record, raw)
     _load_parameters(model, where, files)
     check_patch(model, record)
+    record.refuse_edited()
     return model
 
 

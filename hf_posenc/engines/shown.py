@@ -6,7 +6,10 @@ from .kinds import KINDS
 from .table import ANY, RUNTIMES, Entry, entries, look_up
 
 SAVED_KEYS = frozenset(
-    {"rope_theta", "rope_scaling", "n_layers", "rope_parameters.short_mscale", "rope_parameters.long_mscale"},
+    {
+        *("rope_theta", "rope_scaling", "n_layers"),
+        *(f"rope_parameters.{key}" for key in ("short_mscale", "long_mscale", "mscale", "mscale_all_dim")),
+    },
 )
 """What this version writes beside the rest for those who read it."""
 WORDS = {"right": "right", "refuses": "refuses", "wrong": "**wrong**", "untried": "-"}

@@ -17,6 +17,7 @@ from ..runtime.rotary import SEALED, STILL, PlannedRotary, Rotary
 from ..schemes import Scheme
 from ..schemes.plans import Asked, Draft, Plan
 from .edits import Edit, Swap
+from .other_readers import entries_for_none
 from .own_temperature import can_differ, own_temperature, tempered_parameters
 from .rope_config import fixed_rotation, own_rope, rope_parameters_with
 from .rotary_site import MOVING
@@ -124,6 +125,8 @@ def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, E
         Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters)),
         Swap(site.owner, site.name, Rotary(rotary_with({}, site, stack).to(device), tells=True), beside=stack.weight),
     ]
+    if list(parameters) == [""]:
+        edits += entries_for_none(stack.config)
     for group in groups:
         module = rotary_with({group.layer_type: fixed_rotation(effects[group.name])}, site, stack)
         edits.append(Swap(stack.root, "posenc_rotary" + group.suffix, PlannedRotary(module.to(device), tells=True)))

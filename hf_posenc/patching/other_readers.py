@@ -88,6 +88,11 @@ def entries_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotati
     return [Entry(config, key, value) for key, value in keys_for_others(config, parameters, meant, length).items()]
 
 
+def entries_for_none(config: Any) -> list[Entry]:
+    """What stops those who would read theta from a sealed config, and place the weights without looking at all."""
+    return [] if hasattr(type(config), THETA) else [Entry(config, THETA, SEE)]
+
+
 Told = tuple[Sequence[float], float]
 """Frequencies, and what cos and sin are multiplied by."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,9 @@ PLANNED = 3
 """Of records of plans, which earlier versions do not know."""
 REQUIRES = "requires"
 """The key for what a record needs that is not of this package, and who registered it; left out where there is none."""
+CHECKSUM = "checksum"
+"""The key for a number that the rest of a record gives: edited by hand it would be another model, and nothing else of
+a sealed checkpoint or an adapter would tell. 0.1.0 wrote none."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Record:
     """The model's family, and who registered it; None where it is one of this package."""
     format: int = dataclasses.field(default=FORMAT, compare=False)
     """Of the file that it was read from."""
+    edited: bool = dataclasses.field(default=False, compare=False)
+    """Whether that does not give its checksum."""
 
     @property
     def geometry(self) -> Geometry:
@@ -54,7 +61,7 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         written = {name: written_geometry(geometry) for name, geometry in self.geometries.items()}
         requires = self._requires()
-        return {
+        said = {
             "format": PLANNED if isinstance(self.scheme, Plan) else FORMAT,
             "scheme": self.scheme.name,
             "options": self.scheme.options(),
@@ -62,6 +69,7 @@ class Record:
             "original": copy.deepcopy(self.original),
             **({REQUIRES: requires} if requires else {}),
         }
+        return {**said, CHECKSUM: checksum(said)}
 
     def refuse_other_family(self, family: Family) -> None:
         """Raise where a model would be patched by another family's data than when the record was made."""
@@ -93,7 +101,7 @@ class Record:
             raise PosencError(
                 f"This posenc record is of format {version}, and this version reads up to {PLANNED}: update hf_posenc."
             )
-        _keys(data, KEYS, (*KEYS, REQUIRES), "A posenc record")
+        _keys(data, KEYS, (*KEYS, REQUIRES, CHECKSUM), "A posenc record")
         for key in ("options", "geometry", "original", REQUIRES):
             if not isinstance(data.get(key, {}), dict):
                 raise PosencError(f"In a posenc record {key} is a JSON object, got {data[key]!r}.")
@@ -104,7 +112,23 @@ class Record:
         cls_meant: type[Scheme] = Plan if planned else SCHEMES.meant(data["scheme"], registrar)
         scheme = cls_meant.from_options(data["options"])
         family = read_family(needed["family"]) if "family" in needed else None
-        return cls(scheme, read_geometries(data["geometry"]), read_original(data["original"]), family, version)
+        original, whole = read_original(data["original"]), data.get(CHECKSUM) in (None, checksum(data))
+        return cls(scheme, read_geometries(data["geometry"]), original, family, version, not whole)
+
+    def refuse_edited(self) -> None:
+        """Raise for a record that is not as it was written. To be asked last: other checks say more."""
+        if self.edited:
+            raise PosencError(
+                f"The posenc record ({self.scheme.name!r} {self.scheme.options()}) was edited after it was written: "
+                f"it does not give its {CHECKSUM}. Restore it; for other options patch the original anew."
+            )
+
+
+def checksum(data: dict[str, Any]) -> str:
+    """Of what a record says, in whatever order."""
+    said = {key: data[key] for key in (*KEYS[1:], REQUIRES) if key in data}
+    plain = json.loads(json.dumps(said))  # as a file would hold it
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def is_listed(record: Record | None) -> bool:

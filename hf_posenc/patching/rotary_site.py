@@ -15,7 +15,7 @@ from ..families.finding import RotarySite
 from ..runtime.rotary import SEALED, STILL, Rotary
 from .edits import Edit, Swap
 from .layers import layer_edits, layer_faults
-from .other_readers import entries_for_others
+from .other_readers import entries_for_none, entries_for_others
 from .own_temperature import tempered_parameters
 from .rope_config import (
     Effects,
@@ -71,7 +71,9 @@ def rotary_edits(
         edits += layer_edits(stack, changes, config)
     parameters = tempered_parameters(parameters, groups, effects)
     edits += [Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))]
-    if not sealed and list(parameters) == [""]:
+    if list(parameters) == [""] and sealed:
+        edits += entries_for_none(stack.config)
+    elif list(parameters) == [""]:
         edits += entries_for_others(stack.config, parameters[""], rotations[""], reach.target)
     for site, module in zip(stack.rotaries, modules, strict=True):
         device = next(iter(site.module.buffers())).device

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoints.files import CONFIG, read_json
 from ..checkpoints.on_disk import model_of_config
-from ..engines.table import ANY, RUNTIMES, VERDICTS, Entry, entries, look_up
+from ..engines.table import ANY, BASES, RUNTIMES, VERDICTS, Entry, entries, look_up
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..families import places
 from ..models import model_path
@@ -199,7 +199,7 @@ def _why_not(place: Path, runtime: str, architecture: str, told: Description, en
         else f"No scheme on {architecture!r} models is known to be right there."
     )
     return (
-        f"{place} ({told.scheme}) cannot be served by {runtime}, because {said}{note} ({entry.basis}, "
+        f"{place} ({told.scheme}) cannot be served by {runtime}, because {said}{note} ({BASES[entry.basis]}, "
         f"{entry.version}). {instead}"
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import PosencError
+from ..errors import PosencError, UnsupportedModel
 from ..patching.lengths import trained_length
 
 PROMPTS = 3
@@ -52,8 +52,18 @@ class Proof:
         path.write_text(json.dumps({**asdict(self), "holds": self.holds}, indent=2) + "\n", encoding="utf-8")
 
 
+def refuse_images(model: Any) -> None:
+    """Raise for a model that is not asked for a next token."""
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        raise UnsupportedModel(
+            f"A {model.config.model_type!r} model reads images: there is no next token to compare. That it is whole "
+            "was seen when it was loaded; hf-posenc doctor says the rest."
+        )
+
+
 def prove(model: Any, read: Reader, runtime: str, dtype: str, given: Sequence[int] | None = None) -> Proof:
     """Compare at the lengths given, or at the trained length and at the one that the config promises."""
+    refuse_images(model)
     promised = int(model.config.get_text_config().max_position_embeddings)
     asked = given or (min(trained_length(model), promised), promised)
     lengths = sorted({max(n - MARGIN, 1) for n in asked})

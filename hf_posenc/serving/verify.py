@@ -14,7 +14,7 @@ from ..checkpoints.save_load import load
 from ..errors import MissingPackage, PosencError
 from ..models import model_path
 from ..patching.sidecar import ADAPTER
-from .proof import Proof, prove
+from .proof import Proof, prove, refuse_images
 from .readers import Subject, reader_of
 
 SAME, DIFFERS, DAMAGED, REFUSED, UNPROVED = "same", "differs", "damaged", "refused", "not proved here"
@@ -68,6 +68,7 @@ def verify(
         raise
     except Exception as error:  # damaged files fail in as many ways as there are
         return Verified(DAMAGED, installed, f"{source} cannot be loaded as it was meant: {error}")
+    refuse_images(model)
     subject = Subject(place, source, model)
     try:
         proof = prove(model, lambda prompts: reader.read(subject, prompts), installed, reader.dtype(subject), lengths)

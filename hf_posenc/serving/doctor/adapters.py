@@ -12,7 +12,8 @@ from ...checkpoints.files import CONFIG
 from ...errors import PosencError
 from ...models import model_path
 from ...patching.records import Record
-from ...patching.sidecar import ADAPTER, FILE, adapter_settings
+from ...patching.sidecar import ADAPTER, FILE, KIND, adapter_settings
+from ...runtime.positions import SEAL
 from .findings import NOTE, SUSPICIOUS, WRONG, Finding, check
 from .reading import Checkpoint, read_checkpoint, read_small_json
 
@@ -25,6 +26,8 @@ class Adapter:
     settings: dict[str, Any]
     base: Checkpoint | None
     sealed: bool
+    damage: str = ""
+    """What is wrong with its own file, where it cannot be read as it was meant."""
 
     @property
     def named(self) -> str:
@@ -38,21 +41,35 @@ class Adapter:
 
 def read_adapter(folder: Path) -> Adapter:
     written = read_small_json(folder / ADAPTER)
-    settings = adapter_settings(written)
+    try:
+        settings, damage = adapter_settings(written), ""
+    except PosencError as error:
+        settings, damage = written, str(error)
     named = settings.get("base_model_name_or_path")
     base = None
     if isinstance(named, str) and named and "\0" not in named:
         place = Path(model_path(named))
         base = read_checkpoint(place) if (place / CONFIG).is_file() else None
-    return Adapter(folder, settings, base, sealed=settings is not written)
+    return Adapter(folder, settings, base, sealed=written.get(KIND) == SEAL, damage=damage)
 
 
 @check("adapter", "record of the adapter")
 def record_is_sound(it: Adapter) -> Iterator[Finding]:
     try:
-        it.record()
+        record = it.record()
+        if record is not None:
+            record.refuse_edited()
     except PosencError as error:
         yield Finding(WRONG, f"{FILE} is damaged: {error}", "Restore it from where the adapter was saved.")
+
+
+@check("adapter", "seal of the adapter")
+def seal_is_whole(it: Adapter) -> Iterator[Finding]:
+    if it.damage:
+        yield Finding(WRONG, it.damage, "Restore it from where the adapter was saved.")
+    elif it.sealed and not (it.folder / FILE).exists():
+        text = f"It is sealed, and {FILE}, which says how its base knew positions, is lost: nobody loads it."
+        yield Finding(WRONG, text, "Restore it from where the adapter was saved.")
 
 
 @check("adapter", "scheme in the adapter alone")

@@ -195,7 +195,21 @@ def price(it: Checkpoint) -> Iterator[Finding]:
             yield Finding(
                 NOTE,
                 f"YaRN{layers} with factor {factor:g} acts at every length: short texts pay for long ones.",
-                "Serve short texts with the unscaled model, or measure: hf-posenc eval PATH.",
+                "Serve short texts with the unscaled model, or measure: hf-posenc eval PATH. The scheme 'dynamic_ntk' "
+                "of hf_posenc leaves them as they are.",
+            )
+
+
+@check("checkpoint", "theta follows the length")
+def theta_follows(it: Checkpoint) -> Iterator[Finding]:
+    for layers, rope in scaled(it.section):
+        if type_of(rope) == "dynamic":
+            yield Finding(
+                SUSPICIOUS,
+                f"'dynamic'{layers} takes theta from the length of each call: keys that lie in a cache from shorter "
+                "ones keep the rotation that they were given, and servers take one theta for all lengths.",
+                "Take the scheme 'dynamic_ntk' of hf_posenc, which rotates cached keys anew; or 'ntk', which servers "
+                "compute.",
             )
 
 

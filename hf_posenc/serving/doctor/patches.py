@@ -40,7 +40,10 @@ def seal_is_whole(it: Checkpoint) -> Iterator[Finding]:
             text = "The checkpoint is sealed and has lost its 'posenc' record: how it knew positions is not known."
             yield Finding(WRONG, text, ANEW)
         return
-    record = Record.from_dict(it.raw["posenc"])
+    try:
+        record = Record.from_dict(it.raw["posenc"])
+    except PosencError:
+        return  # the check of the record says it
     if names:
         try:
             refuse_unsealed(str(it.folder), it.raw, record, names)
@@ -64,7 +67,12 @@ def only_here(it: Checkpoint) -> Iterator[Finding]:
 @check("checkpoint", "rows of the table")
 def rows_of_the_table(it: Checkpoint) -> Iterator[Finding]:
     family, length = family_of(it.raw.get("model_type")), length_of(it.section)
-    if family is None or not family.table or not length or sealed_config(it.raw) or len(family.axes) > 1:
+    if family is None or not family.table or sealed_config(it.raw):
+        return
+    if len(family.axes) > 1:
+        yield from _rows_for_patches(it, family.table)
+        return
+    if not length:
         return
     tail = f"{family.table}.weight"
     for name, tensor in it.tensors.items():
@@ -75,6 +83,15 @@ def rows_of_the_table(it: Checkpoint) -> Iterator[Finding]:
                 yield Finding(
                     WRONG, text, "Write the true length, or resize the table: hf-posenc patch --scheme learned."
                 )
+
+
+def _rows_for_patches(it: Checkpoint, table: str) -> Iterator[Finding]:
+    """A model of images knows itself how many rows its image wants."""
+    meant = {name: tuple(tensor.shape) for name, tensor in it.model().state_dict().items()}
+    for name, tensor in it.tensors.items():
+        if table in name and meant.get(name, tensor.shape) != tensor.shape:
+            text = f"The position table {name} has the shape {tensor.shape}, and the config wants {meant[name]}."
+            yield Finding(WRONG, text, "Write the image_size that it was saved with, or restore the weights.")
 
 
 @check("checkpoint", "stored frequencies")

@@ -15,11 +15,13 @@ from ...errors import PosencError
 from ...patching.seal import sealed_config
 from .findings import NOTE, SUSPICIOUS, WRONG, Finding, check, findings
 from .reading import MOST, Checkpoint, read_checkpoint
-from .ropes import length_of, original_of, raw_ropes, scaled, type_of
+from .ropes import SCALED, length_of, original_of, raw_ropes, scaled, type_of
 
 MODEL = ("model", "model_path", "model_name_or_path", "pretrained_model_name_or_path", "m")
 OVERRIDES = ("hf_overrides", "json_model_override_args", "model_overrides", "model_kwargs", "model_init_kwargs")
-LENGTH = ("max_model_len", "context_length", "max_total_tokens", "max_seq_length", "num_ctx", "n_ctx", "ctx_size", "c")
+SERVED = ("max_model_len", "context_length", "max_total_tokens", "max_seq_length", "num_ctx", "n_ctx", "ctx_size", "c")
+LENGTH = (*SERVED, "cutoff_len", "sequence_len")
+"""The last two are those of LLaMA-Factory and axolotl, who train."""
 ANSWER = ("max_new_tokens", "max_tokens", "max_completion_length", "num_predict")
 DRAFT = ("speculative_model", "draft_model", "model_draft", "speculative_draft_model_path", "md")
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
@@ -43,11 +45,17 @@ class Request:
         return next((self.settings[name] for name in names if name in self.settings), None)
 
     @property
+    def scaled_by_trainer(self) -> bool:
+        """LLaMA-Factory takes the name of a scaling, and stretches it to the length that it cuts at."""
+        return "cutoff_len" in self.settings and self.settings.get("rope_scaling") in SCALED
+
+    @property
     def overrides(self) -> dict[str, Any]:
         """What is laid over the config of the model."""
         given = parsed(self.first(OVERRIDES))
         inner = given if isinstance(given, dict) else {}
-        direct = {k: parsed(self.settings[k]) for k in ROPE if k in self.settings}
+        asked = self.settings if not self.scaled_by_trainer else {}
+        direct = {k: parsed(asked[k]) for k in ROPE if k in asked}
         return {**direct, **inner}
 
     def merged(self) -> Checkpoint:
@@ -141,6 +149,8 @@ def _checkpoint(folder: Path, named: Any) -> Checkpoint | None:
 def shape(it: Request) -> Iterator[Finding]:
     for name in (*OVERRIDES, "rope_parameters", "rope_scaling"):
         value = it.settings.get(name)
+        if name == "rope_scaling" and it.scaled_by_trainer:
+            continue
         if value is not None and not isinstance(parsed(value), dict):
             kind = "a list" if isinstance(parsed(value), list) else f"{str(value)[:60]!r}"
             yield Finding(
@@ -189,6 +199,8 @@ def other_scaling(it: Request) -> Iterator[Finding]:
 
 @check("serving", "longer than the positions reach")
 def too_long(it: Request) -> Iterator[Finding]:
+    if it.scaled_by_trainer:
+        return
     asked, length = number(parsed(it.first(LENGTH))), length_of(it.merged().section)
     for _, rope in scaled(it.merged().section):
         factor, original = number(rope.get("factor")), original_of(it.merged().section, rope)

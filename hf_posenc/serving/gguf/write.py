@@ -147,6 +147,11 @@ def weights(gguf: Any, model: Any, architecture: Architecture) -> Any:
         if id(tensor) in seen:  # tied: the runtime takes the embeddings where there is no output
             continue
         seen.add(id(tensor))
+        if not tensor.is_floating_point():
+            raise UnsupportedModel(
+                f"{name} is held as {tensor.dtype}, in few bits: no GGUF is written from rounded weights. Load the "
+                "original ones (quantization_config=None), or merge an adapter into them: hf-posenc merge."
+            )
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if theirs is None:
             raise UnsupportedModel(f"llama.cpp's {architecture.name!r} has no tensor for {name!r}.")
