@@ -77,7 +77,7 @@ def test_what_is_saved_comes_back_exactly(scheme, kind, tmp_path):
         assert_same_weights(loaded, model)
         assert str(describe(loaded)) == str(describe(model))
         assert loaded.config.posenc == model.config.posenc
-    assert sorted(os.listdir(tmp_path / "ours")) == sorted(os.listdir(tmp_path / "theirs"))
+    assert set(os.listdir(tmp_path / "ours")) - {"README.md"} == set(os.listdir(tmp_path / "theirs"))
 
 
 @few_cells

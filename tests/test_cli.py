@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from hf_posenc import SCHEMES
+from hf_posenc.cli.main import app
 from hf_posenc.families import FAMILIES
 from hf_posenc.families.verified import verified
 from hf_posenc.patching.grades import KINDS, MEANING, cells, table_markdown
@@ -94,3 +96,23 @@ def test_make_docs_writes_the_table(tmp_path):
     subprocess.run([sys.executable, tmp_path / "docs" / "tables.py"], check=True, timeout=120)
     written = page.read_text()
     assert written == f"before\n<!-- table -->\n{table_markdown()}\n<!-- /table -->\nafter\n"
+
+
+def test_the_help_of_every_command_shows_how_it_is_called():
+    for name, command in get_command(app).commands.items():
+        inner = getattr(command, "commands", None)
+        for called, each in (
+            {f"{name} {sub}": one for sub, one in inner.items()}.items() if inner else [(name, command)]
+        ):
+            own = name in ("train", "lm-eval", "recipes")  # which write their help by themselves
+            assert own or f"hf-posenc {called}" in (each.help or ""), called
+
+
+def test_a_reader_who_has_read_enough_is_no_error():
+    process = subprocess.Popen(
+        [*COMMANDS["module"], "schemes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    process.stdout.close()  # as `| head` does
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) == 1

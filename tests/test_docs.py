@@ -2,14 +2,18 @@
 
 import re
 import shlex
+import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from click.exceptions import UsageError
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from hf_posenc.cli.main import app
+from hf_posenc.training.stdlib import stdlib_texts
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -18,7 +22,8 @@ PYTHON = re.compile(r"^(<!-- not run: .+ -->\n)?```python\n(.*?)^```", re.MULTIL
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"README.md", "quickstart.md", "extending.md"}
 """Their code is run by test_readme.py and test_extending.py."""
-NOT_RUN = {"index.md": 1, "trainers.md": 1, "encoders.md": 1}
+NOT_RUN = {"trainers.md": 1, "encoders.md": 1}
+"""Blocks of Python that need a hub; test_other_trainers.py and test_sentence_transformers.py run what they show."""
 FREE = {"train", "lm-eval", "bench"}
 """Commands that read the rest of their line by themselves."""
 
@@ -64,8 +69,49 @@ def test_commands_are_understood(page, line):
         pytest.fail(f"{page}: {line}: {error.format_message()}")
 
 
-def test_there_are_commands_to_look_at():
-    assert len(commands()) > 40
+WALKS = {"README.md": 1, "extend.md": 9, "search.md": 1}
+"""Commands that name `tiny` or what came of it, run here in the order in which a reader meets them."""
+TEMPLATES = {"checkpoints.md": 3, "encoders.md": 2, "evaluation.md": 4, "quickstart.md": 10, "recipes.md": 4}
+TEMPLATES |= {"search.md": 2, "serving.md": 9, "study.md": 2}
+"""Commands for a model or text of the reader's own: understood here, and run by the tests of each command."""
+OTHERS = {"README.md": 2, "demo.md": 1, "extending.md": 3, "recipes.md": 2, "serving.md": 1, "study.md": 1}
+"""Commands of other programs (pip, make, python, accelerate), and one synopsis."""
+FIRST_LOOK = {"eval": ["--trials", "1", "--windows", "2"]}
+"""What makes a walk short enough for a test."""
+
+
+def walk(page: str) -> list[str]:
+    """The commands of a page that need nothing of a reader's own; a page of which that is told once is all of it."""
+    lines = [line for name, line in commands() if name == page]
+    return lines if page == "extend.md" else [line for line in lines if " tiny " in line]
+
+
+def test_commands_are_counted():
+    """By what a test does with them: run as they stand, understood by the command line, or left to other programs."""
+    assert {page: len(walk(page)) for page in dict(commands()) if walk(page)} == WALKS
+    left = Counter(name for name, line in commands() if line not in walk(name))
+    assert left == TEMPLATES
+    found = {}
+    for page in PAGES:
+        blocks = [block for kind, block in BLOCK.findall(page.read_text("utf-8")) if kind in ("", "sh", "bash")]
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+        found[page.name] = len(lines) - len([name for name, _ in commands() if name == page.name])
+    assert {name: n for name, n in found.items() if n} == OTHERS
+
+
+@pytest.mark.parametrize("page", WALKS)
+def test_a_walk_runs_as_it_stands(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("\n".join(stdlib_texts(held_out=True).values())[:100_000], encoding="utf-8")
+    for line in walk(page):
+        words = shlex.split(line, comments=True)[1:]
+        if (
+            words[0] == "train"
+        ):  # minutes; test_finetune.py runs this recipe, and what is patched stands in for its model
+            shutil.copytree("long-tiny", "tuned/merged")
+            continue
+        done = CliRunner().invoke(app, [*words, *FIRST_LOOK.get(words[0], [])])
+        assert done.exit_code == 0, f"{line}\n{done.output}"
 
 
 def test_the_reference_is_what_the_code_says():

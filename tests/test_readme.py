@@ -26,9 +26,12 @@ def test_code_runs_as_it_stands_without_a_network(page, tmp_path, monkeypatch, c
     (block,) = code((ROOT / page).read_text(encoding="utf-8"))
     names: dict[str, object] = {}
     exec(compile(block, page, "exec"), names)
-    assert len(capsys.readouterr().out.strip()) > 20
+    said = capsys.readouterr().out.strip()
     if page == "README.md":
-        assert names["story"]["input_ids"].shape[1] >= 600  # past the trained length, as it says
+        assert names["question"]["input_ids"].shape[1] == 663  # past the trained length, as it says
+        assert said.startswith("yellow.") and said.endswith("48213")  # as the comments say
+    else:
+        assert len(said) > 20
 
 
 def test_the_readme_fits_two_screens():
@@ -48,8 +51,18 @@ def test_links_of_the_readme_lead_somewhere():
     assert used == set(defined)
     for target in defined.values():
         assert target.startswith(OURS) and (ROOT / target.removeprefix(OURS)).exists(), target
-    (picture,) = re.findall(r"!\[.*?\]\(https://raw\.githubusercontent\.com/hf-posenc/hf-posenc/main/(\S+)\)", README)
-    assert (ROOT / picture).exists()
+    pictures = re.findall(r"!\[.*?\]\(https://raw\.githubusercontent\.com/hf-posenc/hf-posenc/main/(\S+)\)", README)
+    assert pictures == ["docs/hero.svg", "docs/report.png"] and all((ROOT / picture).exists() for picture in pictures)
+
+
+def test_figures_of_a_real_model_are_those_of_the_study():
+    study = (DOCS / "study.md").read_text(encoding="utf-8")
+    head, figures = re.search(r"^(\| unpatched .*)\n\|[-|]+\n(\|.*)$", README, flags=re.M).groups()
+    for scheme, figure in zip(head.strip("| ").split(" | "), figures.strip("| ").split(" | "), strict=True):
+        (row,) = re.findall(
+            rf"^\| {re.escape(scheme)} \|(?: [\d.]+ ± [\d.]+ \|){{3}} ([\d.]+ ± [\d.]+) \|", study, flags=re.M
+        )
+        assert row == figure
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)

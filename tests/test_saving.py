@@ -78,7 +78,7 @@ def test_what_is_not_of_the_checkpoint_stays(first, strangers, tmp_path):
     assert {name: found.get(name) for name in before} == before
     assert {name: (folder / name).lstat().st_ino for name in before} == numbers
     assert (folder / "train.log").read_text() == "saved\n" * 3
-    own = {"config.json", "generation_config.json", "model.safetensors", "train.log"}
+    own = {"README.md", "config.json", "generation_config.json", "model.safetensors", "train.log"}
     assert set(os.listdir(folder)) == {name for name in before if "/" not in name} | own
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "run"]
     assert (tmp_path / "elsewhere").read_text() == "theirs"
@@ -155,7 +155,7 @@ def test_the_working_directory_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     save(model, ".")
     assert os.path.samefile(".", folder)
-    assert sorted(os.listdir(".")) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(os.listdir(".")) == ["README.md", "config.json", "generation_config.json", "model.safetensors"]
     assert is_saved(model, ".")
 
 
@@ -189,7 +189,7 @@ def test_a_mount_point_can_be_saved_to(mounted):
     for settings in (SHARDS, {}):
         save(model, mounted, **settings)
         assert is_saved(model, mounted)
-    assert sorted(os.listdir(mounted)) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(os.listdir(mounted)) == ["README.md", "config.json", "generation_config.json", "model.safetensors"]
 
 
 def test_a_card_that_lies_there_stays(tmp_path):

@@ -7,7 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from cells import tiny
+from image_cells import tiny_images
 
+from hf_posenc import describe, is_patched, patch_model
 from hf_posenc.schemes import SCHEMES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -59,6 +62,14 @@ def same_picture(one, other, name):
     assert NUMBER.sub("#", one) == NUMBER.sub("#", other), name
     for a, b in zip(NUMBER.findall(one), NUMBER.findall(other), strict=True):
         assert abs(float(a) - float(b)) < 0.2, name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_of_a_page_runs_as_it_stands(name):
+    (code,) = re.findall(r"^```python\n(.*?)^```", made()[f"{name}.md"], flags=re.M | re.S)
+    model = tiny_images("vit") if name == "axial_rope" else tiny("llama", max_position_embeddings=1024)
+    exec(code, {"patch_model": patch_model, "model": model})
+    assert is_patched(model) and describe(model).scheme == name
 
 
 def test_every_scheme_is_drawn_and_every_drawing_is_told():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cells import tiny
 from evaluated import STORY, VOCAB, bytes_tokenizer
+from huggingface_hub import ModelCard
 from transformers import AutoModel, BertModel
 
 from hf_posenc import (
@@ -22,6 +23,7 @@ from hf_posenc import (
     save,
     unpatch_model,
 )
+from hf_posenc.checkpoints.cards import is_ours
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.evaluation import Options, evaluate, tokenized
 from hf_posenc.evaluation.measures.embeddings import Pooled, embedder_of
@@ -159,6 +161,12 @@ def test_saved_right_or_refused(scheme, way, plain, tmp_path):
         for kernel in ({}, {"attn_implementation": "sdpa"}, {"attn_implementation": "eager"}):
             with pytest.raises((ValueError, RuntimeError)):
                 SentenceTransformer(str(tmp_path / "saved"), device="cpu", model_kwargs=kernel)
+    if way == "save":
+        card = ModelCard.load(tmp_path / "saved/README.md")  # the library's own, and what it does not know
+        assert {"sentence-transformers", "hf-posenc", scheme} <= set(card.data.tags)
+        assert ("Any sentence-transformers loads it right" in card.text) == (scheme in ("learned", "sinusoidal"))
+        assert ("Only hf_posenc" in card.text) == (scheme not in ("learned", "sinusoidal"))
+        assert "## Model Details" in card.text and is_ours(tmp_path / "saved/README.md")
     again.save_pretrained(str(tmp_path / "twice"))
     assert json.loads((tmp_path / "twice/modules.json").read_text()) == json.loads(
         (tmp_path / "saved/modules.json").read_text()

@@ -41,3 +41,4 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path):
             r"""(?:<script[^>]+src|<img[^>]+src|<link[^>]+stylesheet[^>]+href)=["']?https?:""", page.read_text()
         )
         assert found == [], page.name
+        assert 'data-md-component="source"' not in page.read_text(), page.name  # it asks GitHub for stars

@@ -11,6 +11,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from hf_posenc import PosencError, load, patch_model, save
+from hf_posenc.checkpoints.cards import is_ours
 from hf_posenc.models import NAMES
 from hf_posenc.patching.sidecar import adapter_settings
 from hf_posenc.training import recipe
@@ -166,7 +167,9 @@ def test_tied_ends_are_written_once_and_loaded_into_both(whole, tmp_path):
 
 def test_cards_are_those_of_what_they_lie_beside(whole):
     adapter, merged = ((whole / name / "README.md").read_text() for name in ("adapter", "merged"))
-    assert "library_name: peft" in adapter and "base_model: tiny" in adapter
+    assert "library_name: peft" in adapter and "- base: tiny" in adapter
+    assert "base_model:" not in adapter + merged  # no hub has a model of this name
+    assert all(is_ours(whole / name / "README.md") for name in ("adapter", "merged"))
     assert "library_name: transformers" in merged and "patches the base model" not in merged
     facts = json.loads((whole / "metrics.json").read_text())["facts"]
     base = sum(p.numel() for p in load("tiny").parameters())

@@ -32,6 +32,7 @@ from ..patching.untrained import warn_untrained
 from ..schemes import Scheme
 from ..schemes.plans import asked_from
 from .adapters import adapter_record
+from .cards import PATCHED, kept_card, write_card
 from .embedders import copy_modules
 from .files import CONFIG, INDEX, WEIGHTS, find, read_json
 from .restore import refuse_other_geometry, restore
@@ -100,11 +101,14 @@ def patch_checkpoint(
     for stack, key in keys:
         table: Any = getattr(stack.table.owner, stack.table.name)  # type: ignore[union-attr]
         tensors[key] = table.state_dict()["weight"]
-    with staged(target) as folder:
+    kept = kept_card(target)
+    with staged(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, own_length(where))
         copy_modules(Path(origin), folder, _length_given(asked, where))
         model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
+        if not kept:
+            write_card(folder, origin, PATCHED)
     return describe(model)
 
 

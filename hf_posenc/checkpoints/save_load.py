@@ -30,17 +30,17 @@ from ..patching.sidecar import ADAPTER, seal_adapter
 from ..patching.sizes import own_length, stored_size
 from ..runtime.rotary import hushed
 from .adapters import load_adapter
+from .cards import MERGED, kept_card, write_card
 from .embedders import around, holds_embedder
 from .files import CONFIG, HUB, INDEX, WEIGHTS, find, read_json
 from .given import values_of
 from .hub import offline
 from .portable import write_portable
+from .pushing import push, told_to_push
 from .relative_keys import VECTORS, is_old, with_relative_keys
 from .restore import restore
 from .staging import cut_off, refuse_target, staged
 
-CARD = "README.md"
-"""Libraries write one with every save; one that lies there already may be its owner's."""
 FAILURES = (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, ArithmeticError)
 """What transformers raises on a checkpoint that it cannot load, or on a config that it cannot build a model from."""
 
@@ -50,7 +50,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
 
     It takes the place of an older checkpoint in that directory, and of nothing else there. `portable` adds a module of
     a few lines through which `from_pretrained(..., trust_remote_code=True)` loads a sealed model wherever this package
-    is installed. `kwargs` go to `save_pretrained`.
+    is installed. `kwargs` go to `save_pretrained`; `push_to_hub=True` and `repo_id` push what was written, as it is.
     """
     adapted = hasattr(model, "get_base_model")  # asked so, since importing peft takes seconds
     base = inner_model(model.get_base_model() if adapted else model)
@@ -62,11 +62,18 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
         check_model(base)
     if adapted or carries_adapters(base):
         refuse_target(path, True, base=base.name_or_path)  # it would name itself as its base
+    where = told_to_push(kwargs)
     if not kwargs.get("is_main_process", True):  # takes part in gathering the weights, and writes nothing
         model.save_pretrained(path, **kwargs)
         return
-    with staged(path, kept=[CARD]) as folder:
+    kept = kept_card(path)
+    with staged(path, kept=kept) as folder:
         _write(model, base, folder, portable, kwargs)
+        if not kept:
+            write_card(folder, base.name_or_path)
+        names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    if where is not None:
+        push(path, names, where)
 
 
 def _write(model: Any, base: PreTrainedModel, folder: Path, portable: bool, kwargs: dict[str, Any]) -> None:
@@ -366,8 +373,11 @@ def merge(
     untie(model)
     tokenizer = tokenizer_of(os.fspath(adapter), named)
     check_model(model)
-    with staged(out) as folder:
+    kept = kept_card(out)
+    with staged(out, kept=kept) as folder:
         _write(model, model, folder, False, {})
+        if not kept:
+            write_card(folder, named, MERGED)
         if tokenizer is not None:
             tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
             tokenizer.save_pretrained(folder)

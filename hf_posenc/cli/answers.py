@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,10 @@ def plain_errors() -> Iterator[None]:
     warnings.formatwarning = lambda message, *_args, **_more: f"hf-posenc: warning: {message}\n"
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the answer has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        raise typer.Exit(1) from None
     except (PosencError, OSError) as error:
         say(told(error))
         raise typer.Exit(2) from None

@@ -16,7 +16,12 @@ WIDE = 130
 def schemes(
     why: Annotated[bool, typer.Option("--why", help="Say why a scheme is refused on a kind of positions.")] = False,
 ) -> None:
-    """List every scheme, the models it works on, and who can load the result."""
+    """List every scheme, the models it works on, and who can load the result.
+
+    \b
+    hf-posenc schemes
+    hf-posenc schemes --why
+    """
     from ..patching.grades import KINDS, MEANING, cells
     from ..patching.untrained import training_needs
     from ..schemes import SCHEMES
@@ -59,8 +64,11 @@ def show_reasons(grades: dict[tuple[str, str], str]) -> None:
             reason = grade.removeprefix("refused: ").replace(repr(name), "it")
             reasons.setdefault(reason, {}).setdefault(name, []).append(kind)
     for reason, cells in reasons.items():
+        together: dict[str, list[str]] = {}
         for name, kinds in cells.items():
-            print(paragraph(f"{name} on {', '.join(kinds)}"))
+            together.setdefault(", ".join(kinds), []).append(name)
+        for on, names in together.items():
+            print(paragraph(f"{', '.join(names)}: on {on}"))
         print(paragraph(reason[0].upper() + reason[1:], "    "))
 
 
@@ -69,7 +77,12 @@ def families(
         bool, typer.Option("--verified", help="List every model type that was tried, and how it went.")
     ] = False,
 ) -> None:
-    """List every family and the model types it serves."""
+    """List every family and the model types it serves.
+
+    \b
+    hf-posenc families
+    hf-posenc families --verified
+    """
     if verified:
         return show_verified()
     from ..families import FAMILIES

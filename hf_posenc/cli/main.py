@@ -134,7 +134,12 @@ def patch(
 def describe(
     path: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or adapter: folder, hub name, `tiny`.")],
 ) -> None:
-    """Tell what a checkpoint or adapter would do, without loading its weights."""
+    """Tell what a checkpoint or adapter would do, without loading its weights.
+
+    \b
+    hf-posenc describe tiny
+    hf-posenc describe my-adapter
+    """
     from ..checkpoints.on_disk import describe_checkpoint
 
     description, adapter = describe_checkpoint(path)
@@ -150,7 +155,11 @@ def merge(
     base: Annotated[str | None, typer.Option(help="The base model, if it has moved.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in TARGET.")] = False,
 ) -> None:
-    """Write an adapter and its base model as one self-contained checkpoint."""
+    """Write an adapter and its base model as one self-contained checkpoint.
+
+    \b
+    hf-posenc merge runs/tiny_yarn/adapter my-long-llama
+    """
     from ..checkpoints.on_disk import describe_checkpoint
     from ..checkpoints.save_load import merge as merge_adapter
 
@@ -161,7 +170,11 @@ def merge(
 def reseal(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a checkpoint that an earlier version wrote.")],
 ) -> None:
-    """Let every runtime but this one refuse a sealed checkpoint, also if an earlier version wrote it."""
+    """Let every runtime but this one refuse a sealed checkpoint, also if an earlier version wrote it.
+
+    \b
+    hf-posenc reseal my-old-adapter
+    """
     from ..checkpoints.reseal import reseal as reseal_checkpoint
 
     done = reseal_checkpoint(path)

@@ -57,9 +57,8 @@ def show_standings(found: Sequence[Standing]) -> None:
         print()
         print(
             paragraph(
-                f"{task}, {protocol}: loss ±stderr. In brackets the places that error bars leave a scheme: after "
-                "those that are clearly better, before those clearly worse (paired windows, 95 % over all pairs of a "
-                "length)."
+                f"{task}, {protocol}: loss ±stderr. In brackets: the range of ranks compatible with the error bars "
+                "(paired windows, 95 % over all pairs of a length)."
             )
         )
         print(by_length(group, [f"{number(s.value, s.stderr)} ({places(s)})" for s in group]) + "\n")

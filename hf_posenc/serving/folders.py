@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.cards import is_ours
 from ..checkpoints.files import CONFIG, read_json
 from ..checkpoints.save_load import load
 from ..core.effects import Rotation
@@ -80,7 +81,7 @@ def write_folder(
 ) -> None:
     """Fill a folder with the files of a checkpoint, and a config for one runtime."""
     for file in origin.iterdir():
-        if file.is_file() and file.name != CONFIG:
+        if file.is_file() and file.name != CONFIG and not is_ours(file):  # our card is right for the origin only
             shutil.copy2(file, folder / file.name)
     raw = read_json(str(origin / CONFIG))
     raw.pop("posenc", None)  # what is written here need not be patched again

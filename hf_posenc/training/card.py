@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.cards import front_matter, marked
 from ..evaluation.measures.rows import Row
 from ..evaluation.report.markdown import table
 from ..evaluation.report.views import figure
@@ -110,7 +111,7 @@ def card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "",
     ]
     head = _head(settings, "peft" if adapter else "transformers")
-    return "\n".join([*head, *_made(settings, facts), *lines, *_figures(settings, rows)])
+    return marked(head, [*_made(settings, facts), *lines, *_figures(settings, rows)])
 
 
 def merged_card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
@@ -121,12 +122,12 @@ def merged_card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) 
         "",
     ]
     figures = _figures(settings, rows, "Figures are those of the adapter on its base, before it was merged. ")
-    return "\n".join([*_head(settings, "transformers"), *_made(settings, facts), *lines, *figures])
+    return marked(_head(settings, "transformers"), [*_made(settings, facts), *lines, *figures])
 
 
 def _head(settings: Settings, library: str) -> list[str]:
-    base = [f"base_model: {settings.model.path}"] if settings.model.path is not None else []
-    return ["---", f"library_name: {library}", *base, "tags:", "- hf-posenc", "- long-context", "---", ""]
+    names = [settings.scheme.name] if isinstance(settings.scheme.name, str) else []
+    return front_matter(library, settings.model.path, ["hf-posenc", *names, "long-context"])
 
 
 def _made(settings: Settings, facts: dict[str, Any]) -> list[str]:

@@ -147,19 +147,19 @@ def _chart(panel: Panel, styles: Mapping[str, int], trained: Any, x_name: str, m
 def _losses(
     panels: Sequence[Panel], styles: Mapping[str, int], trained: Any, places: Mapping[tuple[str, str, int], str]
 ) -> str:
-    say = [
-        "Lower is better. A curve that stays flat or falls reads on; one that climbs has lost its place.",
-        "Bands are one standard error. Arrows above the dashed line are figures off the scale.",
-    ]
-    if places:
-        say.append(
-            "In brackets the places that error bars leave a scheme: after the clearly better, before the worse."
-        )
     figures = [
         f"<figure>{_caption(f'Protocol: {panel.protocol}', panel.note)}"
         f"{_chart(panel, styles, trained, 'length, tokens')}{_matrix(panel, places)}</figure>"
         for panel in panels
     ]
+    say = [
+        "Lower is better. A curve that stays flat or falls reads on; one that climbs has lost its place.",
+        "Bands are one standard error.",
+    ]
+    if any("↑" in figure for figure in figures):
+        say.append("Arrows above the dashed line are figures off the scale.")
+    if places:
+        say.append("In brackets: the range of ranks compatible with the error bars.")
     return section("Loss against length", say, "".join(figures)) if figures else ""
 
 

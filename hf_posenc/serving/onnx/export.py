@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...checkpoints.cards import is_ours
 from ...checkpoints.files import CONFIG, WEIGHTS, read_json
 from ...checkpoints.save_load import load
 from ...core.effects import FollowingRotation
@@ -108,9 +109,10 @@ def refuse_moving(model: Any) -> None:
 
 
 def _copy(origin: Path, folder: Path) -> None:
-    """The tokenizer and the config, without what speaks of weights that are not there."""
+    """The tokenizer and the config, without what speaks of weights that are not there: nor a card of ours."""
     for file in origin.iterdir():
-        if file.is_file() and not file.name.startswith(WEIGHTS.partition(".")[0]) and file.name != CONFIG:
+        weights = file.name.startswith(WEIGHTS.partition(".")[0])
+        if file.is_file() and not weights and file.name != CONFIG and not is_ours(file):
             shutil.copy2(file, folder / file.name)
     raw = {key: value for key, value in read_json(str(origin / CONFIG)).items() if key not in ("posenc", *MARKS)}
     (folder / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
