@@ -88,10 +88,15 @@ def tiny(kind: str, seed: int = 0, **overrides) -> PreTrainedModel:
     return (AutoModelForCausalLM if kind in CAUSAL else AutoModelForMaskedLM).from_config(config).eval()
 
 
+COARSE = {"dynamic_ntk": {"step": 8}}
+"""A pass rotates all keys once for each step past the trained length: a handful has every border that many have, and
+costs a part of them. test_references.py follows every token."""
+
+
 def options(scheme: str) -> dict:
     """What a scheme must be told, and what makes it show in a short text."""
     cls = SCHEMES[scheme]
-    return dict(cls.example) or ({"factor": 4.0} if cls.extends else {})
+    return {**(dict(cls.example) or ({"factor": 4.0} if cls.extends else {})), **COARSE.get(scheme, {})}
 
 
 # --- what a kind of model is, asked of a live one ---

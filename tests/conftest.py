@@ -91,6 +91,15 @@ def text(once) -> str:
     return f"--data.path={once('text', lambda folder: (folder / 'text.txt').write_text(source)) / 'text.txt'}"
 
 
+@pytest.fixture
+def ruler_alone(monkeypatch):
+    """lm-eval's own command line reads all of its thousands of tasks first; here those of RULER."""
+    TaskIndex = pytest.importorskip("lm_eval.tasks._index").TaskIndex
+    every = TaskIndex._iter_yaml_files
+    few = staticmethod(lambda root: every(root / "ruler" if root.name == "tasks" else root))
+    monkeypatch.setattr(TaskIndex, "_iter_yaml_files", few)
+
+
 def _from_environment(variable: str, what: str) -> str:
     path = os.environ.get(variable)
     if not path or not os.path.isdir(path):

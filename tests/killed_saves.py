@@ -1,19 +1,11 @@
-"""Kills saves at every step that writes. Not a test: a script for tests to run.
-
-`python killed_saves.py FOLDER` makes FOLDER/<case>/<step> for each case and each step at which a process that saves
-can die, and prints one JSON object with the number of steps of each case. Every save is a process of its own, which
-ends itself by SIGKILL; they are forked, so that torch is loaded once.
-"""
+"""Kills saves at every step that writes: every save is a process of its own, forked, which ends itself by SIGKILL."""
 
 import itertools
-import json
 import os
 import shutil
 import signal
 import sys
-from pathlib import Path
 
-import torch
 from cells import tiny
 
 from hf_posenc import patch_model, save
@@ -58,8 +50,8 @@ def save_until(step, model, folder, settings):
         os._exit(0)
 
 
-def main(root):
-    torch.set_num_threads(1)
+def kill_saves(root):
+    """Makes root/<case>/<step> for each case and each step at which a process that saves can die; how many steps."""
     models, steps = contestants(), {}
     for case, (before, (index, settings)) in CASES.items():
         if before is not None:
@@ -72,8 +64,4 @@ def main(root):
             if not save_until(step, models[index], folder, settings):
                 break
         steps[case] = step
-    print(json.dumps(steps))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return steps

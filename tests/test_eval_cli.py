@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from evaluated import STORY, bytes_tokenizer, reader
+from forked import command, forked
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
@@ -41,10 +41,6 @@ def run(*arguments):
     done = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
     return done
-
-
-def process(*arguments) -> list[str]:
-    return [sys.executable, "-m", "hf_posenc", *map(str, arguments)]
 
 
 def rows_of(path: Path) -> dict[tuple, float]:
@@ -322,8 +318,7 @@ def test_another_tokenizer_is_another_run(folder, tmp_path):
         evaluate(reader(), words, documents, **given)
 
 
-def test_lm_eval_tells_unknown_tasks_plainly(folder):
-    pytest.importorskip("lm_eval")
+def test_lm_eval_tells_unknown_tasks_plainly(ruler_alone, folder):
     given = ("--model", "hf-posenc", "--model_args", f"pretrained={folder / 'plain'}", "--tasks", "nope")
     done = run("lm-eval", "run", *given)
     assert done.exit_code == 2 and "nope" in done.stderr
@@ -364,13 +359,13 @@ def test_an_interrupt_keeps_what_is_done(folder, tmp_path):
     given = ["compare", folder / "plain", "--schemes", "self_extend,none", "--text", folder / "book.txt"]
     given += ["--target-length", 1024, "--lengths", "256,512,1k", "--protocol", "sliding", "--stride", 32]
     given += ["--max-tokens", 1500, "--batch-size", 1, "--out", out]
-    running = subprocess.Popen(process(*given), cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    running = forked(command(*given), tmp_path / "said")
     end = time.monotonic() + 300
     while time.monotonic() < end and (not out.exists() or out.read_bytes().count(b"\n") < 2):
         time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
-    told = running.communicate(timeout=120)[1]
-    assert running.returncode == 130 and "Traceback" not in told
+    os.kill(running.pid, signal.SIGINT)
+    running.join(timeout=120)
+    assert running.exitcode == 130 and "Traceback" not in (tmp_path / "said").read_text()
     kept = out.read_bytes()
     assert kept.endswith(b"\n") and 2 <= kept.count(b"\n") < 12  # interrupted in the middle
     assert run(*given, "--json", tmp_path / "a.json").exit_code == 0

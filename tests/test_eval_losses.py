@@ -1,14 +1,14 @@
 """Token losses in slices: those of plain logits, on every family and scheme, in a fraction of the memory."""
 
-import subprocess
 import sys
-import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cells import _SIZES, CAUSAL_CELLS, LENGTH, options, tiny, tokens
+from forked import peak_of, returned
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from hf_posenc import PosencError, patch_model
@@ -125,35 +125,18 @@ def test_transformers_own_dynamic_rope_is_not_read_over_a_cache():
         token_losses(tiny("llama", rope_parameters=rope), tokens(1, 2 * LENGTH), step=8)
 
 
-MEMORY = """
-import sys, torch, torch.nn.functional as F
-from pathlib import Path
-from transformers import AutoConfig, AutoModelForCausalLM
-from hf_posenc.evaluation import token_losses
-config = AutoConfig.for_model("llama", vocab_size=49152, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
-                              num_key_value_heads=2, intermediate_size=128, max_position_embeddings=3072)
-model = AutoModelForCausalLM.from_config(config).eval()
-ids = torch.randint(0, 49152, (1, 3072))
-
-def megabytes(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
 @torch.no_grad()
-def plain():
-    return F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
-
-Path("/proc/self/clear_refs").write_text("5")
-before = megabytes("VmRSS")
-(plain if sys.argv[1] == "plain" else lambda: token_losses(model, ids).mean())()
-print(megabytes("VmHWM") - before)
-"""
+def memory_of_losses(way):
+    sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128)
+    config = AutoConfig.for_model("llama", vocab_size=49152, max_position_embeddings=3072, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(0, 49152, (1, 3072))
+    if way == "plain":
+        return peak_of(lambda: F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:]))
+    return peak_of(lambda: token_losses(model, ids).mean())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own account of memory")
 def test_memory_is_a_third_of_the_plain_loop():
-    def peak(way):
-        command = [sys.executable, "-c", textwrap.dedent(MEMORY), way]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
-
-    assert peak("ours") < peak("plain") / 3
+    ours, plain = (returned(partial(memory_of_losses, way)) for way in ("ours", "plain"))
+    assert plain > 500 and ours < plain / 3

@@ -2,15 +2,20 @@
 
 import json
 import os
-import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
 import pytest
+from accelerate.state import AcceleratorState
 from evaluated import STORY
+from forked import command as forked_command
+from forked import forked
 
 ROOT = Path(__file__).parent.parent
 ALONE = {key: value for key, value in os.environ.items() if key not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
@@ -18,16 +23,23 @@ ENVIRONMENT = {**ALONE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 SCHEMES = "yarn,self_extend,alibi"
 
 
-def command(processes: int, out: Path, text: Path, *more: str) -> list[str]:
-    launch = ["-m", "hf_posenc"]
-    if processes > 1:
-        config = ROOT / "recipes" / "accelerate" / "cpu.yaml"
-        given = ["--config_file", str(config), "--num_processes", str(processes), "--main_process_port", "0"]
-        launch = ["-m", "accelerate.commands.launch", *given, "-m", "hf_posenc"]
-    asked = ["--target-length", "1k", "--lengths", "384,768", "--tasks", "perplexity,passkey"]
+def asked(out: Path, text: Path) -> list[str]:
+    measured = ["--target-length", "1k", "--lengths", "384,768", "--tasks", "perplexity,passkey"]
     sizes = ["--windows", "5", "--trials", "2", "--depths", "0,0.5,1", "--device", "cpu"]
-    files = ["--text", str(text), "--out", str(out)]
-    return [sys.executable, *launch, "compare", "tiny", "--schemes", SCHEMES, *asked, *sizes, *files, *more]
+    return ["compare", "tiny", "--schemes", SCHEMES, *measured, *sizes, "--text", str(text), "--out", str(out)]
+
+
+def launch(out: Path, text: Path, *more: str) -> list[str]:
+    """Two processes, as users start them."""
+    config = ROOT / "recipes" / "accelerate" / "cpu.yaml"
+    given = ["--config_file", str(config), "--num_processes", "2", "--main_process_port", "0", "-m", "hf_posenc"]
+    return [sys.executable, "-m", "accelerate.commands.launch", *given, *asked(out, text), *more]
+
+
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +49,23 @@ def text(tmp_path_factory):
     return path
 
 
+def measure(out: Path, text: Path, said: Path, **environment: str) -> BaseProcess:
+    """One process that measures, without the seconds that a start takes."""
+
+    def work() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)  # of what was launched before, in the process forked
+        forked_command(*asked(out, text))()
+
+    return forked(work, said, **environment)
+
+
 @pytest.fixture(scope="module")
 def alone(text):
-    out = text.parent / "one.jsonl"
-    done = subprocess.run(command(1, out, text), env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "Measuring on cpu, threads of each: 1." in done.stderr
+    out, said = text.parent / "one.jsonl", text.parent / "said"
+    process = measure(out, text, said)
+    process.join()
+    assert process.exitcode == 0, said.read_text()
+    assert "Measuring on cpu, threads of each: 1." in said.read_text()
     return out
 
 
@@ -52,7 +75,7 @@ def lines(path: Path) -> int:
 
 def test_two_processes_write_what_one_does(alone, text, tmp_path):
     out, page = tmp_path / "two.jsonl", tmp_path / "rows.json"
-    typed = command(2, out, text, "--json", str(page))
+    typed = launch(out, text, "--json", str(page))
     done = subprocess.run(typed, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "2 processes on cpu" in done.stderr and done.stdout.count("Short-context tax") == 1
@@ -61,25 +84,46 @@ def test_two_processes_write_what_one_does(alone, text, tmp_path):
     assert len(json.loads(page.read_text())) == len(kept)
 
 
-@pytest.mark.parametrize("victims", ["worker", "all"])
-def test_a_killed_run_goes_on_with_another_number_of_processes(alone, text, tmp_path, victims):
-    out = tmp_path / "killed.jsonl"
-    launched = subprocess.Popen(command(2, out, text), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+def wait_for_the_middle(out: Path, runs: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 200
-    while lines(out) < 4 and launched.poll() is None and time.monotonic() < deadline:
+    while lines(out) < 4 and runs() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert launched.poll() is None and lines(out) >= 4, "it should be killed in the middle"
-    family = psutil.Process(launched.pid).children(recursive=True)
-    workers = [p for p in family if p.environ().get("LOCAL_RANK")]
-    assert len(workers) == 2
-    chosen = [p for p in workers if victims == "all" or p.environ()["LOCAL_RANK"] == "1"]
-    for process in chosen:
-        os.kill(process.pid, signal.SIGKILL)
-    assert launched.wait(timeout=120) != 0
-    psutil.wait_procs(workers, timeout=60)
+    assert runs() and lines(out) >= 4, "it should be killed in the middle"
+
+
+def goes_on(out: Path, alone: Path, text: Path) -> None:
+    """What a killed run has kept is the beginning of what one process writes, which goes on to the rest."""
     before = out.read_bytes()
     assert 4 <= lines(out) < lines(alone)
     assert alone.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
-    done = subprocess.run(command(1, out, text), env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    said = out.with_name("said")
+    process = measure(out, text, said)
+    process.join()
+    assert process.exitcode == 0, said.read_text()
     assert out.read_bytes() == alone.read_bytes()
+
+
+def test_a_run_whose_worker_was_killed_goes_on_with_another_number_of_processes(alone, text, tmp_path):
+    out = tmp_path / "killed.jsonl"
+    launched = subprocess.Popen(launch(out, text), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    wait_for_the_middle(out, lambda: launched.poll() is None)
+    family = psutil.Process(launched.pid).children(recursive=True)
+    workers = {p.environ()["LOCAL_RANK"]: p for p in family if p.environ().get("LOCAL_RANK")}
+    assert len(workers) == 2
+    workers["1"].kill()
+    assert launched.wait(timeout=120) != 0
+    psutil.wait_procs(workers.values(), timeout=60)
+    goes_on(out, alone, text)
+
+
+def test_a_run_that_was_killed_whole_goes_on_with_another_number_of_processes(alone, text, tmp_path):
+    out, started = (
+        tmp_path / "killed.jsonl",
+        {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()},
+    )
+    workers = [measure(out, text, tmp_path / rank, **started, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    wait_for_the_middle(out, lambda: all(worker.is_alive() for worker in workers))
+    for worker in workers:
+        worker.kill()
+        worker.join()
+    goes_on(out, alone, text)

@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 from cells import tiny
 from evaluated import STORY, bytes_tokenizer, document, reader
+from forked import command, forked
 from transformers import AutoModel
 from typer.testing import CliRunner
 
@@ -300,13 +298,12 @@ def test_a_killed_run_goes_on(folder, tmp_path):
     out = tmp_path / "run.jsonl"
     given = ["eval", folder / "plain", "--text", folder / "book.txt", "--lengths", "128,256,512,1k,1500"]
     given += ["--protocol", "sliding", "--max-tokens", "2k", "--batch-size", 1, "--stride", 64]
-    command = [sys.executable, "-m", "hf_posenc", *map(str, given), "--out", str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    process = forked(command(*given, "--out", out))
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not out.exists() or out.read_bytes().count(b"\n") < 3):
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     before = out.read_bytes()
     kept = before[: before.rfind(b"\n") + 1]
     assert 3 <= kept.count(b"\n") < 6  # killed in the middle

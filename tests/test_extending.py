@@ -91,11 +91,19 @@ def laws() -> set[str]:
     return found
 
 
+CHOSEN = (
+    "(logarithmic or wave or odd) and not (mistral or qwen2 or qwen3 or bert_decoder)"
+    " and not (rope-odd or longrope-odd or dynamic_ntk-odd)"
+)
+"""What is registered, without kinds that are much like another: the laws have schemes of every sort on those. The odd
+model is a GPT-2, on which they have every scheme."""
+
+
 @pytest.mark.slow
 def test_every_law_runs_over_what_is_registered_from_a_file(checkout):
     report = checkout / "report.xml"
     tests = ["tests/test_laws.py", "tests/test_describe.py", "tests/test_checkpoint.py"]
-    chosen = ["--register", "tests/outside.py", "-k", "logarithmic or wave or odd", f"--junitxml={report}"]
+    chosen = ["--register", "tests/outside.py", "-k", CHOSEN, f"--junitxml={report}"]
     done = run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests, *chosen], checkout)
     assert done.returncode == 0, done.stdout[-5000:]
     ran = {case.get("name") for case in ElementTree.parse(report).iter("testcase")}

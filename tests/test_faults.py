@@ -7,15 +7,15 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from cells import LENGTH, options, tiny, tokens
+from forked import forked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
@@ -439,19 +439,10 @@ def test_a_record_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "posenc.json").read_bytes() == before
 
 
-SAVER = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import torch
-torch.set_num_threads(1)
-from test_faults import contestants
-from hf_posenc import save
-first, second = contestants()
-print("ready", flush=True)
-while True:
-    save(first, sys.argv[2], max_shard_size="15KB")
-    save(second, sys.argv[2])
-"""
+def save_in_turns(first, second, target):
+    while True:
+        save(first, target, max_shard_size="15KB")
+        save(second, target)
 
 
 def contestants():
@@ -466,22 +457,19 @@ def test_a_kill_in_the_middle_of_saving_leaves_one_or_the_other(tmp_path):
     models = contestants()
     answers = [logits(model, ids) for model in models]
     save(models[0], target)
-    command = [sys.executable, "-c", SAVER, str(Path(__file__).parent), str(target)]
     moments, seen = random.Random(0), set()
     for _ in range(2):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process = forked(partial(save_in_turns, *models, target))
         try:
-            assert process.stdout.readline().strip() == "ready"
             for _ in range(5):  # stopped in the midst of it, what lies there is as whole as after a kill
                 time.sleep(moments.uniform(0.02, 0.3))
-                process.send_signal(signal.SIGSTOP)
+                os.kill(process.pid, signal.SIGSTOP)
                 seen.add(check_one_of(target, ids, answers))
-                process.send_signal(signal.SIGCONT)
+                os.kill(process.pid, signal.SIGCONT)
             time.sleep(moments.uniform(0.0, 0.1))
         finally:
             process.kill()
-            process.wait()
-            process.stdout.close()
+            process.join()
         seen.add(check_one_of(target, ids, answers))
     assert seen - {None} == {0, 1}
 

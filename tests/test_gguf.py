@@ -3,16 +3,16 @@
 import ctypes
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from hf_posenc import UnsupportedCell, UnsupportedModel, load, patch_model
+from hf_posenc.cli.main import app
 from hf_posenc.models import model_path
 from hf_posenc.serving import llama_cpp
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, read_vocabulary
@@ -192,15 +192,15 @@ def test_q8_0_is_rounded_as_llama_cpp_rounds_it():
 
 @needs_runtime
 def test_the_command_line_exports_and_proves(tmp_path):
-    command = [sys.executable, "-m", "hf_posenc"]
     patched, file = tmp_path / "patched", tmp_path / "patched.gguf"
-    subprocess.run([*command, "patch", "tiny", str(patched), "--scheme", "yarn", "--factor", "2"], check=True)
-    exported = [*command, "export", str(patched), str(file), "--dtype", "f32"]
-    done = subprocess.run(exported, capture_output=True, text=True)
-    assert done.returncode == 0 and "computes the same" in done.stdout, done.stdout + done.stderr
+    done = CliRunner().invoke(app, ["patch", "tiny", str(patched), "--scheme", "yarn", "--factor", "2"])
+    assert done.exit_code == 0, done.output
+    exported = ["export", str(patched), str(file), "--dtype", "f32"]
+    done = CliRunner().invoke(app, exported)
+    assert done.exit_code == 0 and "computes the same" in done.stdout, done.output
     assert json.loads((tmp_path / "patched.gguf.proof.json").read_text())["holds"]
-    again = subprocess.run(exported, capture_output=True, text=True)
-    assert again.returncode == 2 and "exists already" in again.stderr
+    again = CliRunner().invoke(app, exported)
+    assert again.exit_code == 2 and "exists already" in again.stderr
 
 
 TEXTS = (

@@ -236,7 +236,7 @@ def test_without_lm_eval_it_says_what_to_install(yarn, tokenizer, monkeypatch):
         run_lm_eval(["ls"])
 
 
-def test_lm_evals_own_command_line_through_ours(checkpoint, tmp_path):
+def test_lm_evals_own_command_line_through_ours(ruler_alone, checkpoint, tmp_path):
     """As a user calls it, at a length where lm-eval has -1 for another one that was not asked."""
     arguments = [
         "run", "--model", "hf-posenc", "--model_args", f"pretrained={checkpoint},max_length=1024", "--tasks",

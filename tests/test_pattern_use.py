@@ -3,12 +3,13 @@
 import copy
 import itertools
 import math
-import subprocess
 import sys
 
 import pytest
 import torch
+import transformers
 from cells import LENGTH, tiny, tokens
+from forked import peak_of, returned
 from peft import LoraConfig, get_peft_model
 from sweep.shrink import tiny_model
 from test_patterns import cached, dca, lm_infinite, logits, rerope, self_extend, streaming, window
@@ -351,29 +352,24 @@ def test_a_compiled_prefill_in_one_graph():
     same(logits(compiled, ids, use_cache=True), logits(model, ids))
 
 
-MEMORY = """
-import resource, torch, transformers
-from hf_posenc import patch_model
-torch.set_num_threads(1)
-sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
-model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=97, max_position_embeddings=512, **sizes))
-patch_model(model.eval(), "rerope")
-ids = torch.randint(3, 97, (1, 8192))
-mask = torch.ones_like(ids)
-mask[:, :7] = 0
-with torch.no_grad():
+@torch.no_grad()
+def memory_of_a_prefill():
+    sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=97, max_position_embeddings=512, **sizes)
+    )
+    patch_model(model.eval(), "rerope")
+    ids = torch.randint(3, 97, (1, 8192))
+    mask = torch.ones_like(ids)
+    mask[:, :7] = 0
     model.model(ids[:, :600], attention_mask=mask[:, :600])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model.model(ids, attention_mask=mask, use_cache=False)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
+    return peak_of(lambda: model.model(ids, attention_mask=mask, use_cache=False))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts kilobytes as Linux does")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own account of memory")
 def test_memory_of_a_padded_prefill():
     """Scores of 4 heads and 8192 tokens are 1.1 GB; those of a block 34 MB, and a mask of transformers 67 MB."""
-    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    assert int(run.stdout) / 1024 < 500
+    assert returned(memory_of_a_prefill) < 500
 
 
 @pytest.mark.parametrize("scheme", OPTIONS)

@@ -18,16 +18,16 @@ RoPE with the raised theta gives the same losses, so that this is the method and
 """
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from hf_posenc import check_model, load, patch_model, unpatch_model
+from hf_posenc.cli.main import app
 
 TRAINED, TARGET, SCORED, WINDOWS, START = 256, 1024, 64, 8, 8_000
 EXPLODED, HELD = 1.0, 0.3
@@ -144,9 +144,9 @@ def test_merge_brings_the_tokenizer_along(model, stories, text, tmp_path):
     )
     expected = logits(adapted, text)
     adapted.save_pretrained(tmp_path / "adapter")
-    command = [sys.executable, "-m", "hf_posenc", "merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]
-    done = subprocess.run([*command, "--base", stories], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    words = ["merge", str(tmp_path / "adapter"), str(tmp_path / "merged"), "--base", stories]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
     assert "yarn" in done.stdout
     merged = load(tmp_path / "merged", dtype=torch.float32)
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").model_max_length == TARGET

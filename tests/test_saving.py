@@ -5,14 +5,15 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from cells import LENGTH, tiny, tokens
-from killed_saves import CASES, contestants
+from forked import returned
+from killed_saves import CASES, contestants, kill_saves
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from test_checkpoint import logits, patched
@@ -25,7 +26,6 @@ from hf_posenc.checkpoints.on_disk import patch_checkpoint
 from hf_posenc.checkpoints.staging import STAGE, staged
 from hf_posenc.cli.main import app
 
-KILLER = Path(__file__).with_name("killed_saves.py")
 SHARDS = {"max_shard_size": "15KB"}
 IDS = tokens(2, LENGTH)
 
@@ -312,15 +312,7 @@ def test_what_a_killed_save_left_is_swept_and_what_a_living_one_makes_is_not(tmp
 @pytest.mark.slow
 def test_a_kill_at_any_step_leaves_one_checkpoint_or_none(tmp_path):
     """Read by hf_posenc and by transformers alone, and saved again."""
-    done = subprocess.run(
-        [sys.executable, str(KILLER), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path)))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    steps, models = json.loads(done.stdout.splitlines()[-1]), contestants()
+    steps, models = returned(partial(kill_saves, tmp_path)), contestants()
     jobs = {}
     for index, model in enumerate(models):
         save_file({"ids": IDS, "logits": logits(model, IDS)}, tmp_path / f"{index}.safetensors")

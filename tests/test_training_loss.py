@@ -1,13 +1,15 @@
 """The loss without all logits: the model's own, to rounding, with its gradients, for a fraction of the memory."""
 
-import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from cells import tiny, tokens
+from forked import peak_of, returned
 from torch import nn
 
 from hf_posenc import PosencError, patch_model
@@ -123,8 +125,6 @@ def test_autocast_is_heeded():
 
 
 def test_a_model_that_changes_its_logits_is_refused():
-    import transformers
-
     config = transformers.GraniteConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
         logits_scaling=8.0,
@@ -146,39 +146,23 @@ def test_a_head_that_is_no_linear_layer_is_refused():
         LossHead(model)
 
 
-MEMORY = """
-import sys, torch
-from pathlib import Path
-from transformers import LlamaConfig, LlamaForCausalLM
-from hf_posenc.training.loss import LossHead, Wanted, shifted
-torch.set_num_threads(1)
-sizes = dict(vocab_size=16384, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
-model = LlamaForCausalLM(LlamaConfig(**sizes))
-ids = torch.randint(16384, (1, 4096))
-head = LossHead(model)
-def run(ids):
-    if sys.argv[1] == "full":
-        return model(ids, labels=ids).loss
-    with head.expecting(Wanted(shifted(ids))):
-        return model(ids).logits.sum()
-def megabytes(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-run(ids[:, :8]).backward()
-Path("/proc/self/clear_refs").write_text("5")  # a child starts with its parent's peak: forget it
-base = megabytes("VmRSS")
-run(ids).backward()
-print(megabytes("VmHWM") - base)
-"""
+def memory_of_a_step(way):
+    sizes = dict(vocab_size=16384, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    ids, head = torch.randint(16384, (1, 4096)), LossHead(model)
+
+    def loss(ids):
+        if way == "full":
+            return model(ids, labels=ids).loss
+        with head.expecting(Wanted(shifted(ids))):
+            return model(ids).logits.sum()
+
+    loss(ids[:, :8]).backward()
+    return peak_of(lambda: loss(ids).backward())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in Linux's units")
 def test_memory_is_a_fraction():
     """benchmarks/benchmark.py has the figure at full size; here all logits would be 256 MB, several times over."""
-    extra = {
-        way: float(
-            subprocess.run([sys.executable, "-c", MEMORY, way], capture_output=True, text=True, check=True).stdout
-        )
-        for way in ("full", "head")
-    }
+    extra = {way: returned(partial(memory_of_a_step, way)) for way in ("full", "head")}
     assert extra["full"] > 500 and extra["head"] < extra["full"] / 4, extra

@@ -304,7 +304,8 @@ def test_decoding_past_a_sliding_window_equals_a_full_pass(scheme, kind):
     model, ids = patched(scheme, kind, **SLIDING[kind]), tokens(2, LONG)
     full = logits(model, ids, use_cache=False)
     assert (full - logits(patched(scheme, kind), ids)).abs().max() > 0.1
-    for chunks in ([1] * LONG, [5, 20, 1, 1, 30, LONG - 57], [40] + [1] * (LONG - 40)):
+    # Tokens one by one past the window and the trained length: after a prefill, and from the first on.
+    for chunks in ([*[1] * 40, LONG - 40], [5, 20, 1, 1, 30, LONG - 57], [40, *[1] * 20, LONG - 60]):
         for cache in caches(model, LONG + 5):
             same(in_chunks(model, ids, cache, chunks), full)
 
@@ -370,11 +371,14 @@ def test_compiled_in_one_graph(scheme, kind, compiler):
     same(logits(compiled, ids, **inputs)[:, :-9], logits(model, ids, **inputs)[:, :-9], 1e-5)
 
 
-IN_PIECES = ["none", "sinusoidal", "learned", *(pytest.param(s, marks=pytest.mark.slow) for s in FOLLOWING)]
+IN_PIECES = [(scheme, kind) for scheme in ("none", "sinusoidal", "learned") for kind in ("llama", "gpt2")]
+FOLLOWED = list(zip(FOLLOWING, ("llama", "gpt2"), strict=True))
+"""Compiled in half a minute each, by one way of rotating: each of the two once, on each kind of model once."""
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.parametrize("scheme", IN_PIECES)
+@pytest.mark.parametrize(
+    ("scheme", "kind"), [*IN_PIECES, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in FOLLOWED)]
+)
 def test_compiled_in_any_number_of_graphs(scheme, kind, compiler):
     model, ids = patched(scheme, kind, num_hidden_layers=1), tokens(2, OVER)
     same(logits(compiler(model, backend="eager"), ids), logits(model, ids), 1e-5)

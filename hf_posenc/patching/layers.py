@@ -106,7 +106,7 @@ def layer_edits(stack: Stack, changes: Changes, after: Any) -> list[Edit]:
     return edits
 
 
-def told(changes: Changes) -> str:
+def first_change(changes: Changes) -> str:
     """The first of some changes, for people."""
     layer, values = changes[0]
     (path, name), value = next(iter(values.items()))

@@ -18,7 +18,7 @@ from ..families import Group, Stack
 from ..families.finding import RotarySite
 from ..runtime.rotary import STILL, UNROTATED, hushed
 from ..schemes.frequencies import MSCALES, as_longrope
-from .layers import Changes, changes_between, told
+from .layers import Changes, changes_between, first_change
 
 Effects = dict[str, Effect]
 """By group of layers."""
@@ -197,7 +197,7 @@ class Built(NamedTuple):
     """What attention layers read from them."""
 
 
-def built_from(
+def build_rotary(
     stack: Stack,
     groups: list[Group],
     effects: Effects,
@@ -222,14 +222,14 @@ def built_from(
         if len(parameters) < len(groups):
             continue
         try:
-            return _built(stack, rotations, with_temperature(stack, parameters, rotations), extended)
+            return _build(stack, rotations, with_temperature(stack, parameters, rotations), extended)
         except UnsupportedCell as reason:
             reasons.append(str(reason).rstrip("."))
     first = reasons[0] if reasons else "something else reads its rope_parameters too"
     raise UnsupportedCell(f"This scheme cannot be said in the config of a {stack.config.model_type!r} model: {first}.")
 
 
-def _built(stack: Stack, rotations: Rotations, parameters: Parameters, extended: bool) -> Built:
+def _build(stack: Stack, rotations: Rotations, parameters: Parameters, extended: bool) -> Built:
     """From these parameters; the modules are checked to do what is meant."""
     config = config_with(stack.config, parameters)
     if isinstance(config, str):
@@ -244,7 +244,8 @@ def _built(stack: Stack, rotations: Rotations, parameters: Parameters, extended:
     changes = changes_between(stack, stack.config, config)
     if changes and extended:
         raise UnsupportedCell(
-            f"{told(changes)}, which is not what the scaling has that it extends; existing='replace' drops that first"
+            f"{first_change(changes)}, which is not what the scaling has that it extends; existing='replace' drops "
+            "that first"
         )
     for module in modules:
         keep_frequencies(module, rotations)

@@ -19,7 +19,7 @@ from .other_readers import entries_for_none, entries_for_others
 from .own_temperature import tempered_parameters
 from .rope_config import (
     Effects,
-    built_from,
+    build_rotary,
     fixed_rotation,
     live_frequencies,
     own_rope,
@@ -67,7 +67,7 @@ def rotary_edits(
         modules = [rotary_with(rotations, site, stack) for site in stack.rotaries]
     else:
         extended = rescales and any(rope.get("rope_type", "default") != "default" for rope in ropes)
-        parameters, config, modules, changes = built_from(stack, groups, effects, geometries, reach, extended)
+        parameters, config, modules, changes = build_rotary(stack, groups, effects, geometries, reach, extended)
         edits += layer_edits(stack, changes, config)
     parameters = tempered_parameters(parameters, groups, effects)
     edits += [Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))]

@@ -5,14 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.markup import escape
-from transformers.utils import logging
+import typer
 
 from ..errors import PosencError
-from .dry import dry_run
-from .reading import read_settings
-from .recipe import train
-from .resuming import console
+from .shipped import recipe_path
 
 USAGE = """Fine-tune a model with other positions, to read longer texts.
 
@@ -34,14 +30,26 @@ def main(words: Sequence[str]) -> None:
     named = [word for word in words if not word.startswith("-")]
     if len(named) != 1:
         sys.exit(USAGE)
-    logging.set_verbosity_error()
     try:
-        settings = read_settings(named[0], [w for w in words if w not in FLAGS and w != named[0]])
-        if "--dry-run" in words:
-            dry_run(settings, "--merge" in words)
-            return
-        train(settings, "--resume" in words, "--merge" in words, control="--control" in words)
+        recipe_path(named[0])  # before what takes seconds to import
+        _run(named[0], words)
     except PosencError as error:
-        # In one piece at any width: paths and commands are to be copied.
-        console.print(f"[red]{type(error).__name__}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        typer.secho(f"{type(error).__name__}:", fg="red", nl=False, err=True)
+        typer.echo(f" {error}", err=True)
         sys.exit(1)
+
+
+def _run(name: str, words: Sequence[str]) -> None:
+    from .reading import read_settings
+
+    settings = read_settings(name, [word for word in words if word not in FLAGS and word != name])
+    from transformers.utils import logging
+
+    from .dry import dry_run
+    from .recipe import train
+
+    logging.set_verbosity_error()
+    if "--dry-run" in words:
+        dry_run(settings, "--merge" in words)
+        return
+    train(settings, "--resume" in words, "--merge" in words, control="--control" in words)
