@@ -112,8 +112,9 @@ class Record:
         cls_meant: type[Scheme] = Plan if planned else SCHEMES.meant(data["scheme"], registrar)
         scheme = cls_meant.from_options(data["options"])
         family = read_family(needed["family"]) if "family" in needed else None
-        original, whole = read_original(data["original"]), data.get(CHECKSUM) in (None, checksum(data))
-        return cls(scheme, read_geometries(data["geometry"]), original, family, version, not whole)
+        geometries, original = read_geometries(data["geometry"]), read_original(data["original"])
+        edited = CHECKSUM in data and data[CHECKSUM] != checksum(data)
+        return cls(scheme, geometries, original, family, version, edited)
 
     def refuse_edited(self) -> None:
         """Raise for a record that is not as it was written. To be asked last: other checks say more."""
