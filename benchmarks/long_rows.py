@@ -4,7 +4,8 @@
 
 Both train the same tensors of the same model on the same rows: LoRA on attention, norms and embeddings. Every way and
 length has a process of its own on one thread; time is what its last step takes of the CPU, memory the peak above
-what the imports left, so that weights, moments and activations are all in it. `--dry-run`'s estimate stands beside it.
+what the imports left, so that weights, moments and activations are all in it, and freed memory that the system keeps.
+Beside it stand what tensors take of it, by torch's own count in another process, and what `--dry-run` says of that.
 """
 
 import argparse
@@ -36,13 +37,27 @@ def megabytes(key: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
-def measured(way: str, length: int, folder: Path, steps: int) -> dict[str, float]:
+def counted(train: Any) -> float:
+    """Megabytes that tensors take at most, beside those that were there before."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
+        train()
+    told = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(told, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most / 2**20
+
+
+def measured(way: str, length: int, folder: Path, steps: int, count: bool) -> dict[str, float]:
     """Runs in a process of its own."""
     import torch
     from transformers import Trainer, TrainerCallback, default_data_collator
 
     from hf_posenc.training import recipe
-    from hf_posenc.training.dry import memory_parts
+    from hf_posenc.training.estimate import step_of
     from hf_posenc.training.reading import read_settings
     from hf_posenc.training.tuning import tuned
 
@@ -55,7 +70,7 @@ def measured(way: str, length: int, folder: Path, steps: int) -> dict[str, float
         f"--measure={{lengths: [{length}], windows: 1}}", f"--output={folder / 'out'}", "--data.passkey=0.0",
     ]  # fmt: skip
     run = recipe.prepared(read_settings("tiny_yarn", [*words, *WAYS[way]]))
-    estimated = sum(memory_parts(run).values()) / 2**20
+    estimated = step_of(run.model, run.settings).peak / 2**20
     trainer: Any
     if way == PLAIN:
         torch.manual_seed(run.settings.train.seed)
@@ -79,13 +94,15 @@ def measured(way: str, length: int, folder: Path, steps: int) -> dict[str, float
                 gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad})
 
     trainer.save_model = trainer._save_checkpoint = lambda *args, **kwargs: None
+    if count:
+        held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in trainer.model.parameters()}
+        return {"tensors": sum(held.values()) / 2**20 + counted(trainer.train), "estimated": estimated}
     trainer.add_callback(Watch())
     trainer.train()
     peak = megabytes("VmHWM")
     torch.save(gradients[0], folder / f"{way}-{length}.pt")
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    found = {"megabytes": peak - base, "imports": base, "seconds": seconds[-1], "loss": losses[-1]}
-    return found if way == PLAIN else {**found, "estimated": estimated}
+    return {"megabytes": peak - base, "imports": base, "seconds": seconds[-1], "loss": losses[-1]}
 
 
 def apart(folder: Path, way: str, length: int) -> float:
@@ -129,17 +146,24 @@ def conditions() -> dict[str, Any]:
     return {"machine": platform.machine(), "threads": 1, "clock": "cpu", "dtype": "float32", **versions, **CONFIG}
 
 
+def in_a_process(words: list[str]) -> dict[str, float]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    told = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, env=environment)
+    if told.returncode:
+        raise RuntimeError(told.stderr)
+    answer: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
+    return answer
+
+
 def report(folder: Path, lengths: list[int], ways: list[str], steps: int = 2) -> dict[str, Any]:
     prepare(folder, max(lengths))
     found: dict[str, Any] = {}
     for length in lengths:
         for way in ways:
-            words = [sys.executable, __file__, "--way", way, "--lengths", str(length), "--folder", str(folder)]
-            words += ["--steps", str(steps)]
-            told = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            if told.returncode:
-                raise RuntimeError(told.stderr)
-            row = found.setdefault(way, {})[str(length)] = json.loads(told.stdout.splitlines()[-1])
+            words = ["--way", way, "--lengths", str(length), "--folder", str(folder), "--steps", str(steps)]
+            row = found.setdefault(way, {})[str(length)] = in_a_process(words)
+            if way != PLAIN:
+                row |= in_a_process([*words, "--count"])
             if way != PLAIN and PLAIN in found:
                 plain = found[PLAIN][str(length)]
                 row |= {key + " / plain": row[key] / plain[key] for key in ("megabytes", "seconds")}
@@ -159,11 +183,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="the last is timed")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way")
+    parser.add_argument("--count", action="store_true")
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     lengths = [int(part) for part in asked.lengths.split(",")]
     if asked.way:
-        print(json.dumps(measured(asked.way, lengths[0], asked.folder, asked.steps)))
+        print(json.dumps(measured(asked.way, lengths[0], asked.folder, asked.steps, asked.count)))
         return
     with tempfile.TemporaryDirectory() as folder:
         found = report(Path(folder), lengths, asked.ways.split(";"), asked.steps)

@@ -63,16 +63,15 @@ def long_rows_table(results: Path = RESULTS) -> str:
     ways = json.loads((results / "long-rows.json").read_text(encoding="utf-8"))["ways"]
     plain = ways.pop("plain")
     lines = [
-        "| tokens | way | memory | time | gradients apart | `--dry-run` said |",
-        "|---|---|---|---|---|---|",
+        "| tokens | way | memory | time | gradients apart |",
+        "|---|---|---|---|---|",
     ]
     for length in (key for key in plain if key.isdigit()):
         for way, found in ways.items():
             row, other = found[length], plain[length]["megabytes"]
             memory = f"{row['megabytes']:.0f} of {other:.0f} MB ({row['megabytes / plain']:.2f})"
-            said = f"{row['estimated']:.0f} MB ({row['estimated'] / row['megabytes']:.2f})"
             time, apart = f"{row['seconds / plain']:.2f}", f"{row['gradients apart']:.0e}"
-            lines.append(f"| {int(length):,} | {way} | {memory} | {time} | {apart} | {said} |")
+            lines.append(f"| {int(length):,} | {way} | {memory} | {time} | {apart} |")
     reach = {way: found["tokens in 8 GB"] for way, found in {"plain": plain, **ways}.items()}
     told = ", ".join(f"{way} {tokens / 1000:.0f}k" for way, tokens in reach.items())
     return "\n".join([*lines, "", f"Tokens of a row in 8 GB, by a straight line through both lengths: {told}."])

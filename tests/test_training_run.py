@@ -16,8 +16,9 @@ from hf_posenc.models import NAMES
 from hf_posenc.patching.sidecar import adapter_settings
 from hf_posenc.training import recipe
 from hf_posenc.training.card import typed
-from hf_posenc.training.checks import refuse_full_disk
+from hf_posenc.training.checks import refuse_full_disk, refuse_merging
 from hf_posenc.training.command import main
+from hf_posenc.training.preparing import positions_record
 from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train
 
@@ -57,7 +58,10 @@ REFUSED = {
     "length": (["--data.length=2048", "--measure.lengths=[64]"], "the model is made for 1280"),
     "launch": (["--train.processes=2"], "1 are running"),
     "package": (["--train.report_to=wandb"], "pip install wandb"),
+    "precision": (["--train.bf16=true", "--train.use_cpu=false"], "support bf16"),
     "held out": (["--measure.lengths=[60000]"], "too short"),
+    "passkeys": (["--measure.passkeys=5"], r"measure\.passkeys at 32 tokens: The question alone takes"),
+    "rows of passkeys": (["--data.passkey=0.1", "--data.length=32"], r"data\.passkey: The question alone takes"),
     "objective": (["--model.objective=contrastive", "--train.per_device_train_batch_size=1"], "from 2 up"),
 }
 
@@ -70,6 +74,17 @@ def test_whatever_can_be_refused_is_refused_before_any_work(name, models, tmp_pa
     with pytest.raises(PosencError, match=said):
         train(settings(models, tmp_path / "out", *words))
     assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_merged_is_refused_before_it_is_trained(models, tmp_path, nothing_is_measured):
+    with pytest.raises(PosencError, match="--merge merges adapters, and this recipe trains none"):
+        train(settings(models, tmp_path / "out", "--tune={whole: true}"), merged=True)
+    stored = positions_record(patch_model(load("tiny"), "linear", factor=2.0))
+    asked = settings(models, tmp_path / "out", "--model.quantize=nf4")
+    refuse_merging(asked, False, stored)
+    refuse_merging(asked, True, None)
+    with pytest.raises(PosencError, match="which cannot be undone below a patch"):
+        refuse_merging(asked, True, stored)
 
 
 def test_an_output_that_is_a_file_is_refused(models, tmp_path, nothing_is_measured):
@@ -245,7 +260,8 @@ def test_a_dry_run_shows_what_would_be_done_and_does_nothing(models, tmp_path, c
     words = [*shipped_models.words("tiny_yarn", models), *SMALL, f"--output={output}"]
     main(["tiny_yarn", "--dry-run", *words])
     told = capsys.readouterr().out
-    assert "8, 2 a step" in told and "512" in told and "GB a process" in told and "the first row" in told
+    assert "8, 2 a step" in told and "512" in told and "the first row" in told
+    assert "GB of tensors a process, give or take 30%" in told and "that the process has now" in told
     assert not output.exists()
     with pytest.raises(SystemExit):
         main(["tiny_yarn", "--dry-run", *words, "--tune.lora.target_modules=[nothing]"])
@@ -256,6 +272,7 @@ def test_rows_that_are_held_out_are_looked_at_and_the_best_is_kept(models, tmp_p
     words = ["--train.eval_steps=1", "--train.save_steps=1", "--train.eval_rows=4", "--train.learning_rate=3.0"]
     words += ["--train.load_best_model_at_end=true", "--train.early_stopping_patience=2", "--train.max_steps=8"]
     words += ["--tune.learning_rate=3.0", "--train.lr_scheduler_type=constant", "--measure.before=false"]
+    words += ["--train.save_total_limit=4"]
     train(settings(models, tmp_path, *words))
     facts = json.loads((tmp_path / "metrics.json").read_text())["facts"]
     looks = [loss for _, loss in facts["held_out_losses"]]
@@ -265,6 +282,14 @@ def test_rows_that_are_held_out_are_looked_at_and_the_best_is_kept(models, tmp_p
     written = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert all(torch.equal(kept[name], written[name]) for name in written)
     assert f"those of step {best}, the best" in (tmp_path / "adapter" / "README.md").read_text()
+    # Patience that was half gone stays so: a run that was stopped before it ended goes on to the same end.
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / f"checkpoint-{best + 1}", again / f"checkpoint-{best + 1}")
+    shutil.copytree(tmp_path / f"checkpoint-{best}", again / f"checkpoint-{best}")
+    train(settings(models, again, *words), resume=True)
+    resumed = json.loads((again / "metrics.json").read_text())["facts"]
+    assert resumed["steps"] == facts["steps"] and resumed["best_step"] == best
+    assert resumed["held_out_losses"] == facts["held_out_losses"]
 
 
 def test_texts_are_continued_while_it_trains_and_its_speed_is_told(models, tmp_path, capsys):
@@ -276,6 +301,25 @@ def test_texts_are_continued_while_it_trains_and_its_speed_is_told(models, tmp_p
     history = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
     steps = [entry for entry in history if "loss" in entry]
     assert all(entry["tokens_per_second"] > 0 and entry["padding"] == 0 for entry in steps)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_others_are_told_of_speed_and_padding(models, tmp_path, monkeypatch, name):
+    pytest.importorskip(name)
+    told: set[str] = set()
+    if name == "wandb":
+        import wandb
+
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+        monkeypatch.setattr(wandb.Run, "log", lambda run, found, *args, **kwargs: told.update(found))
+    train(settings(models, tmp_path, f"--train.report_to={name}", "--train.max_steps=1", "--measure.before=false"))
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        (file,) = tmp_path.rglob("events.out.tfevents.*")
+        told.update(EventAccumulator(str(file)).Reload().Tags()["scalars"])
+    assert {"train/loss", "train/tokens_per_second", "train/padding"} <= told
 
 
 @pytest.mark.parametrize("kind", ["use_rslora", "use_dora"])

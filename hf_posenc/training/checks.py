@@ -112,6 +112,19 @@ def refuse_other_base(settings: Settings, came: Record | None, now: Record | Non
         )
 
 
+def refuse_merging(settings: Settings, merged: bool, came: Record | None) -> None:
+    """Raise where there would be nothing to merge, or nothing to merge it into."""
+    if not merged:
+        return
+    if settings.tune.lora is None:
+        raise PosencError("--merge merges adapters, and this recipe trains none: its model/ is whole. Leave it out.")
+    if came is not None and settings.model.quantize is not None:
+        raise PosencError(
+            f"--merge: {settings.model.path} is stored patched, and held in 4 bits (model.quantize), which cannot be "
+            "undone below a patch. Leave it out, or name the model below it."
+        )
+
+
 def refuse_targets(settings: Settings, model: Any) -> None:
     """Raise where nothing would be trained, or a projection is named that the model has not: PEFT skips those."""
     asked = settings.tune

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import islice
-from typing import Any
 
-import torch
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
-from .loss import LOGITS
+from .estimate import step_of
 from .recipe import Run, prepared
 from .rows import IGNORED
 from .settings import Settings
@@ -21,9 +21,8 @@ SOME = 32
 SHOWN = 300
 """Characters of the first row's ends."""
 GB = 1e9
-HELD = 12
-"""Vectors of a token that a layer keeps for its gradient, about; and those of its MLP."""
-HELD_MLP = 4
+ERROR = 0.3
+"""How far the estimate of memory may be off, of a dense decoder: a test holds it so."""
 
 
 def dry_run(settings: Settings, merged: bool = False) -> None:
@@ -42,7 +41,7 @@ def dry_run(settings: Settings, merged: bool = False) -> None:
         "steps": f"{steps:,}",
         "learned": f"{learned / every:.0%} of the tokens of {len(rows)} rows; {padding / every:.1%} are padding",
         "parameters": f"{trained_count(run.model, settings.tune):,} trained, {run.parameters:,} in the model",
-        "memory": memory(run),
+        **memory(run),
         "written": f"to {settings.output}",
     }.items():
         table.add_row(name, value)
@@ -53,44 +52,14 @@ def dry_run(settings: Settings, merged: bool = False) -> None:
     console.print(text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]}\n[...]\n{text[-SHOWN:]}", markup=False)
 
 
-def memory(run: Run) -> str:
-    """About what a step takes on each device, where parameters are whole."""
-    parts = memory_parts(run)
-    told = ", ".join(f"{name} {value / GB:.2f}" for name, value in parts.items())
-    return f"about {sum(parts.values()) / GB:.1f} GB a process ({told})"
-
-
-def memory_parts(run: Run) -> dict[str, float]:
-    """Bytes, by what they are for."""
-    asked, config = run.settings, run.model.config.get_text_config()
-    size = torch.empty(0, dtype=getattr(torch, asked.model.dtype)).element_size()
-    computed = 2 if asked.train.bf16 else size
-    trained = trained_count(run.model, asked.tune)
-    return {
-        "weights": sum(p.nbytes for p in run.model.parameters()),
-        "what is trained, its gradients and moments": trained * 16,
-        "activations": activations(config, asked, computed),
-        "loss": loss_memory(config, asked, computed),
+def memory(run: Run) -> dict[str, str]:
+    """About what a step takes on each device, where parameters are whole, and how far from it that may be."""
+    step = step_of(run.model, run.settings)
+    told = {
+        "memory": f"about {step.peak / GB:.1f} GB of tensors a process, give or take {ERROR:.0%}",
+        "of which": ", ".join(f"{name} {value / GB:.2f}" for name, value in asdict(step).items()),
     }
-
-
-def activations(config: Any, asked: Settings, size: int) -> float:
-    tokens = asked.train.per_device_train_batch_size * max(asked.data.lengths)
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    wide = getattr(config, "intermediate_size", None) or 4 * hidden
-    one: float = tokens * (HELD * hidden + HELD_MLP * wide) * size
-    if not asked.train.gradient_checkpointing:
-        return layers * one
-    if asked.train.mlp_tokens is not None:
-        one -= max(0, tokens - asked.train.mlp_tokens) * HELD_MLP * wide * size
-    kept = 1 if asked.train.recompute_attention else 2
-    return layers * tokens * kept * hidden * size + one
-
-
-def loss_memory(config: Any, asked: Settings, size: int) -> float:
-    if asked.model.objective == "contrastive":
-        return 0
-    tokens = asked.train.per_device_train_batch_size * max(asked.data.lengths)
-    if asked.train.full_logits:
-        return tokens * config.vocab_size * (size + 8)
-    return LOGITS * (4 + size)
+    if run.args.device.type == "cpu":
+        now = max(0.0, psutil.Process().memory_info().rss - step.weights) / GB
+        told["beside it"] = f"{now:.1f} GB that the process has now, and freed memory that the system keeps"
+    return told

@@ -41,8 +41,13 @@ def linear_loss(
     if not bool(kept.all()):
         hidden, targets = hidden[kept], targets[kept]
         counted = None if counted is None else counted[kept]
-    size = size or max(128, min(4096, LOGITS // len(weight)))
+    size = size or rows_at_once(len(weight))
     return _InParts.apply(hidden, weight, bias, targets, counted, size, torch.is_grad_enabled())
+
+
+def rows_at_once(vocabulary: int) -> int:
+    """How many rows of logits exist at a time."""
+    return max(128, min(4096, LOGITS // vocabulary))
 
 
 class _InParts(torch.autograd.Function):
@@ -72,13 +77,15 @@ class _InParts(torch.autograd.Function):
                 logits = F.linear(hidden[here], read, shift).float()
                 total += _part(logits, targets[here], count)
                 _add_gradients(own, logits, hidden, read, here)
+                del logits  # before the next part is made: two of them would be held at once
         ctx.save_for_backward(*own)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: Any) -> Any:
-        own = [None if grad is None else grad * outer[0].to(grad.dtype) for grad in ctx.saved_tensors]
+        # In place: that of the weights is as large as they are, and a second backward pass is an error, not another.
+        own = [None if grad is None else grad.mul_(outer[0].to(grad.dtype)) for grad in ctx.saved_tensors]
         return *own, None, None, None, None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from transformers import (
 
 from ..checkpoints.save_load import load
 from ..errors import PosencError
+from ..evaluation.measures.needles import Retrieval, trials
 from ..evaluation.measures.texts import bos_of
 from ..models import model_path
 from ..patching.describe import describe
@@ -144,10 +146,8 @@ def held_out_rows(settings: Settings, texts: Texts, tokenizer: Any) -> TrainingR
     kept = settings.model_copy(update={"data": plain.data.model_copy(update={"long_documents": None})})
     parts = [part for text, weight in held for part in cuts(text, weight, tokenizer, kept)]
     choice = Choice([weight for _, weight in parts], len(plan), settings.train.seed)
-    try:
+    with told_of("train.eval_steps: of the text that is held out no row can be made"):
         return TrainingRows(Mixture([part for part, _ in parts], choice), plan)
-    except PosencError as error:
-        raise PosencError(f"train.eval_steps: of the text that is held out no row can be made. {error}") from None
 
 
 def plan_of(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, int]], texts: Texts) -> Plan:
@@ -160,6 +160,9 @@ def plan_of(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, int
         ids, answers = passkey_row(rng, tokenizer, length, some)
         return Row(ids, [length], answers=answers)
 
+    if asked.passkey:  # not in the middle of a run
+        with told_of("data.passkey"):
+            passkey(random.Random(settings.train.seed), min(length for _, length in lengths))
     ends = ((), ()) if objective == "causal" else frame(tokenizer)
     masking = Masking(tokenizer.mask_token_id, frozenset(tokenizer.all_special_ids), len(tokenizer), asked.mask_share)
     inputs: dict[str, Inputs] = {
@@ -227,6 +230,15 @@ def named(texts: Texts) -> str:
     return ", ".join(f"{text.name} (weight {weight:g})" for text, weight in texts)
 
 
+@contextlib.contextmanager
+def told_of(key: str) -> Iterator[None]:
+    """Let what is refused name the key that asks for it."""
+    try:
+        yield
+    except PosencError as error:
+        raise PosencError(f"{key}: {error}") from None
+
+
 def padding_of(tokenizer: Any) -> int:
     return int(next(t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if t is not None))
 
@@ -244,6 +256,9 @@ def measurement(settings: Settings, texts: Texts, tokenizer: Any, trained_length
                 "Prompts and chats are no text to measure a loss by length on: name some (measure.path)."
             )
     documents = held_out_documents(kept, tokenizer, max(lengths), settings.measure)
+    if settings.measure.passkeys and settings.model.objective == "causal":
+        with told_of(f"measure.passkeys at {min(lengths)} tokens"):
+            trials("passkey", min(lengths), tokenizer, Retrieval(trials=1, distractors=1))
     return partial(
         measured, tokenizer=tokenizer, documents=documents, lengths=lengths, asked=settings.measure,
         objective=settings.model.objective,

@@ -31,6 +31,7 @@ from .checks import (
     refuse_absent_packages,
     refuse_full_disk,
     refuse_generations,
+    refuse_merging,
     refuse_misfit,
     refuse_other_base,
     refuse_other_head,
@@ -137,6 +138,7 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     parameters = model.num_parameters()
     patch(settings, model)
     refuse_other_base(settings, came, positions_record(model))
+    refuse_merging(settings, merged, came)
     refuse_misfit(settings, model, tokenizer)
     refuse_targets(settings, model)
     refuse_recomputing(settings, model, args.device.type)

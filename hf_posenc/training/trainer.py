@@ -18,6 +18,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from ..checkpoints.tied import write_once
 from ..compat.trainers import WatchedTrainer
+from ..errors import PosencError
 from ..patching.fingerprint import fingerprint
 from ..patching.sidecar import ADAPTER, seal_adapter
 from .contrastive import contrastive_loss
@@ -43,9 +44,7 @@ OURS = {
 def arguments(settings: Settings) -> TrainingArguments:
     asked = settings.train
     on_cpu = not torch.accelerator.is_available() if asked.use_cpu is None else asked.use_cpu
-    return TrainingArguments(
-        output_dir=settings.output,
-        **asked.model_dump(exclude=OURS),
+    given: dict[str, Any] = dict(
         use_cpu=on_cpu,
         eval_strategy="no" if asked.eval_steps is None else "steps",
         per_device_eval_batch_size=asked.per_device_train_batch_size,
@@ -54,11 +53,16 @@ def arguments(settings: Settings) -> TrainingArguments:
         train_sampling_strategy="sequential",  # rows come in the order of their run, whoever reads them
         remove_unused_columns=False,
         save_strategy="steps",
+        restore_callback_states_from_checkpoint=True,  # patience that is half gone stays so
         logging_first_step=True,
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
         ddp_timeout=DAY,  # the others wait while one measures
     )
+    try:
+        return TrainingArguments(output_dir=settings.output, **asked.model_dump(exclude=OURS), **given)
+    except ValueError as error:  # a precision that this device has not, and the like
+        raise PosencError(f"train: {error}") from error
 
 
 def rows_a_step(args: TrainingArguments) -> int:

@@ -117,12 +117,18 @@ def trained_count(model: Any, asked: TuneSettings) -> int:
         return sum(p.numel() for p in model.parameters())
     ends = tuple(whole_modules(model, asked)) or ("no such module",)
     own = {id(p): p.numel() for n, m in model.named_modules() if n.endswith(ends) for p in m.parameters()}
+    rank = 0 if asked.lora is None else asked.lora.r
+    return sum(own.values()) + sum(rank * sum(sides(m)) for m in adapted(model, asked))
+
+
+def adapted(model: Any, asked: TuneSettings) -> list[Any]:
+    """The projections that `tuned` would put adapters on."""
     if asked.lora is None:
-        return sum(own.values())
+        return []
     wanted = lora_targets(places(model), asked.lora.target_modules)
-    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)]
-    adapted = [m for n, m in linear if isinstance(wanted, str) or n.endswith(tuple(wanted))]
-    return sum(own.values()) + sum(asked.lora.r * sum(sides(m)) for m in adapted)
+    head = model.get_output_embeddings() if isinstance(wanted, str) else None  # "all-linear" is all but this
+    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    return [m for n, m in linear if isinstance(wanted, str) or n.endswith(tuple(wanted))]
 
 
 def sides(layer: Any) -> tuple[int, int]:
