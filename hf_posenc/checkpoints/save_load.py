@@ -149,8 +149,10 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
             f"{where} works inside attention, through the 'sdpa' and 'eager' kernels, not {kernel!r}: name one of "
             "them, or none."
         )
+    # A config would hold the word as a type; `from_pretrained` finds out what it stands for.
+    auto = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if kwargs.get(key) == "auto"}
     config, rest = unpatched_config(raw, record, **kwargs)
-    model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, "config": config})
+    model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, **auto, "config": config})
     refuse_unpatchable(model)
     reset_length(model.config, record)
     restore(model, record, raw)
