@@ -1,7 +1,7 @@
 """Attacks by the thousand, each from a seed, judged by a reference that shares no code: `make attack`.
 
 `python tests/attack --cases 20000 --first 0` tries seeds from `first` on and reports; `--only SEED` tells of one;
-`--mode inductor` draws cases of one kind alone; `--until 21:30` ends at a time of the day (UTC) at the latest.
+`--mode inductor` draws cases of one kind alone; `--until 21:30` ends at a time of the day (UTC) at the latest. `--together` is DDP, every scheme.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ def main() -> int:
     asked.add_argument("--only", type=int, help="one seed, told in full")
     asked.add_argument("--mode", help="cases of this kind alone")
     asked.add_argument("--until", default="", help="HH:MM in UTC, when to end at the latest")
+    asked.add_argument("--together", action="store_true", help="every scheme in two processes that train together")
     given = asked.parse_args()
+    if given.together:
+        from attack.together import main as train_together
+
+        return train_together()
 
     import torch
     import transformers
