@@ -1,7 +1,8 @@
 """Attacks by the thousand, each from a seed, judged by a reference that shares no code: `make attack`.
 
 `python tests/attack --cases 20000 --first 0` tries seeds from `first` on and reports; `--only SEED` tells of one;
-`--mode inductor` draws cases of one kind alone; `--until 21:30` ends at a time of the day (UTC) at the latest. `--together` is DDP, every scheme.
+`--mode inductor` draws cases of one kind alone; `--until 21:30` ends at a time of the day (UTC) at the latest;
+`--together` is DDP, every scheme.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def kinds(case: Any) -> list[str]:
     return found
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--cases", type=int, default=20_000)
     asked.add_argument("--first", type=int, default=0)
@@ -37,25 +38,22 @@ def main() -> int:
     asked.add_argument("--mode", help="cases of this kind alone")
     asked.add_argument("--until", default="", help="HH:MM in UTC, when to end at the latest")
     asked.add_argument("--together", action="store_true", help="every scheme in two processes that train together")
-    given = asked.parse_args()
-    if given.together:
-        from attack.together import main as train_together
+    return asked.parse_args()
 
-        return train_together()
 
-    import torch
-    import transformers
-    from attack.outcomes import WORDS, drawn, outcome, run
+def tell(seed: int, mode: str | None) -> None:
+    from attack.outcomes import drawn, run
 
-    torch.set_num_threads(1)
-    transformers.logging.disable_progress_bar()
-    logging.disable(logging.CRITICAL)
-    if given.only is not None:
-        case = drawn(given.only, given.mode)
-        print(case.mode, case.cell, case.traits, f"blocks of {case.block}")
-        run(case)
-        print("right")
-        return 0
+    case = drawn(seed, mode)
+    print(case.mode, case.cell, case.traits, f"blocks of {case.block}")
+    run(case)
+    print("right")
+
+
+def attack(given: argparse.Namespace) -> int:
+    """How many were bad."""
+    from attack.outcomes import WORDS, outcome
+
     tally: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
     bad, tried, begun = 0, 0, time.process_time()
@@ -80,7 +78,25 @@ def main() -> int:
     for reason, count in reasons.most_common(25):
         print(f"{count:7} {reason}")
     print(f"{tried} cases, {bad} bad, {time.process_time() - begun:.0f} s of CPU time")
-    return min(bad, 1)
+    return bad
+
+
+def main() -> int:
+    given = arguments()
+    if given.together:
+        from attack.together import main as train_together
+
+        return train_together()
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.CRITICAL)
+    if given.only is not None:
+        tell(given.only, given.mode)
+        return 0
+    return min(attack(given), 1)
 
 
 if __name__ == "__main__":
