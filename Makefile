@@ -42,6 +42,7 @@ CASES ?= 20000
 FIRST ?= 0
 attack: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/attack --cases $(CASES) --first $(FIRST)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/attack --together
 
 docs: $(STAMP)
 	$(BIN)/python docs/tables.py

@@ -4,21 +4,21 @@ from collections import Counter
 
 import pytest
 import torch
-from attack.cases import HEATS, Cell, Wrong, compare, drawn, meant, outcome, patched
+from attack.drawing import HEATS, SCHEMES, Cell, Wrong, blocks_of, compare, meant, patched
+from attack.outcomes import SLOW, drawn, outcome
 from attack.reference import Reference
 from cells import tokens
 
 BUDGET = 120
 PARTS = 6
 NEWER = ["t5", "kerple", "fire", "sandwich", "string", "clip", "fox", "cable", "shaw", "transformer_xl", "deberta"]
-NEWER += ["plan"]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_silently_wrong(part):
     words = Counter()
     for seed in range(part, BUDGET, PARTS):
-        if drawn(seed).mode == "compile":  # takes seconds
+        if drawn(seed).mode in SLOW:
             continue
         word, case, found = outcome(seed)
         assert word not in ("WRONG", "crashed"), f"python tests/attack --only {seed}  # {case.cell}: {found}"
@@ -35,6 +35,26 @@ def test_the_judge_knows_another_scheme_when_it_sees_one(scheme):
     other = Reference("llama", "rope", {}, patched(cell).state_dict())
     with pytest.raises(Wrong):
         compare(cell, found, other.logits(ids[0], torch.arange(60), torch.ones(60, 60).tril().bool()), "another")
+
+
+@pytest.mark.parametrize("variant", range(len(SCHEMES["plan"])))
+def test_the_judge_knows_a_plan_from_another(variant):
+    cell, ids = Cell("plan", variant, "llama"), tokens(1, 60)
+    with torch.no_grad():
+        found = patched(cell)(ids).logits[0]
+    compare(cell, found, meant(cell, ids[0]), "itself")
+    with pytest.raises(Wrong):
+        compare(cell, found, meant(Cell("rope", 0, "llama"), ids[0]), "another")
+
+
+def test_blocks_are_made_small_and_as_they_were_again():
+    from hf_posenc.runtime import terms
+
+    usual = terms.BLOCK
+    with pytest.raises(ZeroDivisionError), blocks_of(8):
+        assert terms.BLOCK == 8
+        raise ZeroDivisionError
+    assert usual == terms.BLOCK
 
 
 @pytest.mark.parametrize("heated", range(len(HEATS)))

@@ -98,6 +98,16 @@ def test_a_checkpoint_of_a_loaded_model_is_the_same_checkpoint(scheme, kind, tmp
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.parametrize(("scheme", "kind"), [("yarn", "llama"), ("alibi", "llama"), ("learned", "gpt2")])
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_dtype_may_be_left_to_the_checkpoint(name, scheme, kind, tmp_path):
+    model, ids = patched(scheme, kind).to(torch.bfloat16), tokens(2, LONG)
+    save(model, tmp_path / "a")
+    again = load(tmp_path / "a", **{name: "auto"})
+    assert again.dtype == again.config.dtype == torch.bfloat16
+    assert torch.equal(logits(again, ids), logits(model, ids))
+
+
 @few_cells
 def test_dtype_is_passed_on(scheme, kind, tmp_path):
     model, ids = patched(scheme, kind), tokens(2, LONG)

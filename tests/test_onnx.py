@@ -48,6 +48,13 @@ def test_torch_exports_for_any_length(kind, scheme):
             torch.testing.assert_close(program(ids), model(ids).logits, atol=2e-4, rtol=0)
 
 
+def test_relative_terms_are_not_exported():
+    model, traced = patch_model(model_of("llama"), "shaw"), torch.ones(3, 24, dtype=torch.long)
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with pytest.raises(UnsupportedCell, match="tables as long as the text"):
+        torch.export.export(Logits(model), (traced,), dynamic_shapes=(dynamic,), strict=False)
+
+
 @pytest.mark.parametrize(("kind", "scheme", "cached"), [("llama", "yarn", True), ("bert", "alibi", False)])
 def test_onnxruntime_computes_the_same(kind, scheme, cached, tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):

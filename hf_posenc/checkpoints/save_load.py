@@ -157,8 +157,10 @@ def _load_patched(where: str, raw: dict[str, Any], model_class: Any, hub: dict[s
             "them, or none."
         )
     family = family_of(raw.get("model_type"))
+    # A config would hold the word as a type; `from_pretrained` finds out what it stands for.
+    auto = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if kwargs.get(key) == "auto"}
     config, rest = unpatched_config(raw, record, family, **kwargs)
-    model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, "config": config})
+    model = _loaded(where, model_class_of(raw, model_class), raw, {**rest, **auto, "config": config})
     refuse_unpatchable(model)
     reset_length(model.config, record, family)
     restore(model, record, raw)

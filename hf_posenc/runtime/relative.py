@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..core.biases import Bias
 from ..core.relative import Terms
+from ..errors import UnsupportedCell
 from .calls import Call
 from .flash import fits
 from .layouts import texts
@@ -70,6 +71,11 @@ def attend(
     **kwargs: Any,
 ) -> Output:
     """(batch, queries, heads, channels); `weighs`: whether the attention weights are wanted too."""
+    if torch.compiler.is_exporting():
+        raise UnsupportedCell(
+            "torch.export makes one graph for all lengths, and relative terms need tables as long as the text. Export "
+            "a model with a bias instead ('alibi', 't5', 'kerple'), or run this one as it is."
+        )
     length = query.shape[2]
     if mask is None and causal and key.shape[2] > length > 1:  # an empty static cache: what follows is not there yet
         key, value = key[:, :, :length], value[:, :, :length]

@@ -6,6 +6,7 @@ buckets from transformers.
 
 import json
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -152,14 +153,38 @@ FORGETTING = ("fox", "cable")
 UNTURNED = ("alibi", "t5", "none", "kerple", "fire", "sandwich", *RELATIVE, *FORGETTING, *ADDED)
 
 
+class Part(NamedTuple):
+    """What one layer does."""
+
+    scheme: str
+    options: dict
+    heat: dict | None
+    tail: str = ""
+    """What the names of its own weights end with, in a plan."""
+    index: int = 0
+    """Its place among the layers that do the same."""
+
+
+def _part(scheme: str, given: dict, tail: str) -> Part:
+    options = {name: value for name, value in given.items() if name != "temperature"}
+    return Part(scheme, options, given.get("temperature"), tail)
+
+
 class Reference:
     """One model under one scheme, "native" being none at all, or under a plan: a scheme for each layer."""
 
+    causal = True
+    scaling = DIM**-0.5
+
     def __init__(self, kind: str, scheme: str, options: dict, state: dict[str, Tensor], heat: dict | None = None):
-        self.kind, self.scheme, self.options, self.heat = kind, scheme, options, heat
+        self.kind, self.scheme, self.options = kind, scheme, options
         self.w = {name: tensor.double() for name, tensor in state.items()}
         self.causal = kind != "bert"
-        self.by_layer = options["layers"] if scheme == "plan" else [(scheme, options)] * 2
+        self.parts = [Part(scheme, options, heat, index=layer) for layer in range(2)]
+        if scheme == "plan":
+            first, second = options["layers"]
+            tails = ("_0_0", "_rest_0" if first[0] == "native" else "_rest_1")
+            self.parts = [_part(*given, tail) for given, tail in zip((first, second), tails, strict=True)]
 
     def rotates(self, scheme: str) -> bool:
         return scheme not in UNTURNED and not (scheme in KEEPING and self.kind in OWN_TABLE)
@@ -169,16 +194,17 @@ class Reference:
     def scores(self, layer: int, states: Tensor, q: Tensor, k: Tensor, at: Tensor, counted: Tensor | None):
         """Of (heads, tokens, channels), before the softmax; which pairs the scheme lets through; what each pair adds
         to the values, (i, j, channels)."""
-        scheme, options = self.by_layer[layer]
+        part = self.parts[layer]
+        scheme, options = part.scheme, part.options
         i, j = at[:, None], at[None, :]
         told, seen = pattern(scheme, options, i, j)
-        if self.heat:
+        if part.heat:
             n = at + 1 if self.causal else torch.full_like(at, len(at))
-            scale = self.weight("posenc_temperature.scale") if self.heat["kind"] == "ssmax" else None
-            q = q * temperature(self.heat, n, scale, options.get("factor", 1.0))[..., None]
+            scale = self.weight(f"posenc_temperature{part.tail}.scale") if part.heat["kind"] == "ssmax" else None
+            q = q * temperature(part.heat, n, scale, options.get("factor", 1.0))[..., None]
         if scheme in RELATIVE:
-            found, values = self.relative(layer, q, k, i - j)
-            return found / math.sqrt(q.shape[-1]), seen, values
+            found, values = self.relative(part, q, k, i - j)
+            return found * self.scaling, seen, values
         if self.rotates(scheme):
             f, scale = frequencies(scheme, options, counted if counted is not None else at + 1)
             a, b = (torch.complex(*x.chunk(2, -1)) * scale for x in (q, k))
@@ -186,68 +212,72 @@ class Reference:
             found = torch.einsum("hip,hjp,ijp->hij", a, b.conj(), torch.polar(torch.ones_like(angle), angle)).real
         else:
             found = q @ k.mT
-        found = found / math.sqrt(q.shape[-1])
+        found = found * self.scaling
         if scheme in FORGETTING:
-            return found + self.forgotten(layer, states), seen, None
-        return found + self.bias(scheme, options, i, j), seen, None
+            return found + self.forgotten(part, states), seen, None
+        return found + self.bias(part, i, j), seen, None
 
-    def bias(self, scheme: str, o: dict, i: Tensor, j: Tensor) -> Tensor | float:
+    def bias(self, part: Part, i: Tensor, j: Tensor) -> Tensor | float:
         """What is added because of where two tokens stand, (heads, i, j)."""
+        scheme, o, own = part.scheme, part.options, f"posenc_bias{part.tail}"
         d = (i - j).abs().double()
         if scheme == "alibi":
             return -torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)]).double()[:, None, None] * d
         if scheme == "t5":
             buckets, most = o["relative_attention_num_buckets"], o["relative_attention_max_distance"]
             where = t5_bucket(j - i, buckets, most, not self.causal)
-            return self.weight("posenc_bias.weight")[where].permute(2, 0, 1)
+            return self.weight(f"{own}.weight")[where].permute(2, 0, 1)
         if scheme == "kerple":
-            r1, r2 = (self.weight(f"posenc_bias.{r}").clamp(min=0.01)[:, None, None] for r in ("r1", "r2"))
+            r1, r2 = (self.weight(f"{own}.{r}").clamp(min=0.01)[:, None, None] for r in ("r1", "r2"))
             return -r1 * (d ** r2.clamp(max=2.0) if o.get("kernel") == "power" else (1 + r2 * d).log())
         if scheme == "fire":
-            c, reach = self.weight("posenc_bias.c").abs(), torch.maximum(i, j).double()
-            reach = reach.clamp(min=float((o["threshold"] * self.weight("posenc_bias.multiplier")).abs()))
+            c, reach = self.weight(f"{own}.c").abs(), torch.maximum(i, j).double()
+            reach = reach.clamp(min=float((o["threshold"] * self.weight(f"{own}.multiplier")).abs()))
             part = (c * d + 1).log() / (c * reach + 1).log()
-            weight, constant = self.weight("posenc_bias.inner")
+            weight, constant = self.weight(f"{own}.inner")
             hidden = torch.relu(part[..., None] * weight + constant)
-            return torch.einsum("hw,ijw->hij", self.weight("posenc_bias.outer"), hidden)
+            return torch.einsum("hw,ijw->hij", self.weight(f"{own}.outer"), hidden)
         if scheme == "sandwich":
             size = o.get("size", 128)
             waves = sum(torch.cos(d / 10_000 ** (2 * m / size)) for m in range(size // 2))
             return torch.stack([waves / (8 * (h + 1) / HEADS) for h in range(HEADS)])
         return 0.0
 
-    def forgotten(self, layer: int, states: Tensor) -> Tensor:
+    def forgotten(self, part: Part, states: Tensor) -> Tensor:
         """The logarithm of what is left between two tokens: the sum over those after the key, up to the query."""
-        gate = states @ self.weight("posenc_bias.weight")[layer].T + self.weight("posenc_bias.constant")[layer]
-        left = (torch.sigmoid(gate) if self.by_layer[layer][0] == "fox" else torch.sigmoid(-gate)).log().T
+        weight, constant = (
+            self.weight(f"posenc_bias{part.tail}.{name}")[part.index] for name in ("weight", "constant")
+        )
+        gate = states @ weight.T + constant
+        left = (torch.sigmoid(gate) if part.scheme == "fox" else torch.sigmoid(-gate)).log().T
         total = left.cumsum(-1)
         return total[:, :, None] - total[:, None, :]
 
-    def relative(self, layer: int, q: Tensor, k: Tensor, apart: Tensor) -> tuple[Tensor, Tensor | None]:
+    def relative(self, part: Part, q: Tensor, k: Tensor, apart: Tensor) -> tuple[Tensor, Tensor | None]:
         """Terms that look at content, `apart` being query - key."""
-        scheme, o = self.by_layer[layer]
+        scheme, o, own, layer = part.scheme, part.options, f"posenc_bias{part.tail}", part.index
         found = q @ k.mT
         if scheme == "shaw":
             most = o["max_distance"]
             rows = (-apart).clamp(-most, most) + most
-            a = self.weight("posenc_bias.keys")[layer][rows]
+            a = self.weight(f"{own}.keys")[layer][rows]
             found = found + torch.einsum("hic,ijc->hij", q, a)
             if o.get("relative_queries"):
                 found = found + torch.einsum("hjc,ijc->hij", k, a)
-            return found, self.weight("posenc_bias.values")[layer][rows] if o.get("relative_values") else None
+            return found, self.weight(f"{own}.values")[layer][rows] if o.get("relative_values") else None
         if scheme == "transformer_xl":
             angle = apart.double()[..., None] / torch.tensor([10_000 ** (2 * c / SIZE) for c in range(SIZE // 2)])
             waves = torch.cat([angle.sin(), angle.cos()], -1)
-            r = torch.einsum("hcs,ijs->hijc", self.weight("posenc_bias.weight")[layer], waves)
-            u, v = (self.weight(f"posenc_bias.{name}")[layer][:, None] for name in "uv")
+            r = torch.einsum("hcs,ijs->hijc", self.weight(f"{own}.weight")[layer], waves)
+            u, v = (self.weight(f"{own}.{name}")[layer][:, None] for name in "uv")
             return (q + u) @ k.mT + torch.einsum("hic,hijc->hij", q + v, r), None
         buckets, most = o["position_buckets"], o["max_relative_positions"]
 
         def vectors(d: Tensor, to: str) -> Tensor:
             row = make_log_bucket_position(d.clamp(-most, most), buckets, most).long()
             row = row.clamp(-buckets, buckets - 1) + buckets
-            table = self.weight("posenc_bias.table")[row]
-            return torch.einsum("hcs,ijs->hijc", self.weight(f"posenc_bias.{to}")[layer], table)
+            table = self.weight(f"{own}.table")[row]
+            return torch.einsum("hcs,ijs->hijc", self.weight(f"{own}.{to}")[layer], table)
 
         found = found + torch.einsum("hic,hijc->hij", q, vectors(apart, "to_key"))
         found = found + torch.einsum("hjc,hijc->hij", k, vectors(-apart, "to_query"))
