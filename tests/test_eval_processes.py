@@ -24,7 +24,7 @@ def command(processes: int, out: Path, text: Path, *more: str) -> list[str]:
         config = ROOT / "recipes" / "accelerate" / "cpu.yaml"
         given = ["--config_file", str(config), "--num_processes", str(processes), "--main_process_port", "0"]
         launch = ["-m", "accelerate.commands.launch", *given, "-m", "hf_posenc"]
-    asked = ["--target-length", "1k", "--lengths", "384,768", "--tasks", "perplexity,passkey"]
+    asked = ["--target-length", "1k", "--lengths", "384,768", "--tasks", "perplexity,shift,passkey"]
     sizes = ["--windows", "5", "--trials", "2", "--depths", "0,0.5,1", "--device", "cpu"]
     files = ["--text", str(text), "--out", str(out)]
     return [sys.executable, *launch, "compare", "tiny", "--schemes", SCHEMES, *asked, *sizes, *files, *more]

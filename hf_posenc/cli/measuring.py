@@ -127,7 +127,7 @@ def refuse_unheeded(asked: Asked, options: Options | None, taxed: bool) -> None:
     """Raise for settings that somebody gave, and no task would heed."""
     for name in UNHEEDED if options else ():
         assert options is not None
-        elsewhere = name == "scored" and (taxed or "loss_by_position" in options.tasks)
+        elsewhere = name == "scored" and (taxed or bool({"loss_by_position", "shift"} & set(options.tasks)))
         if asked.given[name] is not None and name not in PROTOCOLS[options.protocol].takes and not elsewhere:
             heeding = ", ".join(p for p, protocol in PROTOCOLS.items() if name in protocol.takes)
             raise PosencError(
