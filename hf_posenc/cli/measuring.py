@@ -25,6 +25,7 @@ from ..evaluation.runs.options import Options
 from ..evaluation.runs.outputs import write
 from ..evaluation.runs.results import Results, fingerprint
 from ..evaluation.runs.standings import standings
+from ..evaluation.runs.verdict import verdict
 from ..patching.lengths import trained_length
 from ..patching.live import bare, is_patched
 from ..runtime.rotary import hushed
@@ -56,7 +57,7 @@ def run_eval(asked: Asked) -> None:
         rows += suite(Results(asked.out, run or fingerprint(live, words, (), {})))
     if shared.first:
         show(rows)
-        write(rows, asked.json_file, asked.report, about(asked, live))
+        write(rows, asked.json_file, asked.report, about(asked, live, rows))
 
 
 def run_compare(asked: Asked) -> None:
@@ -76,11 +77,12 @@ def run_compare(asked: Asked) -> None:
         return
     show_comparison(rows)
     ranks = {(s.protocol, s.scheme, s.length): places(s) for s in standings(rows)}
-    write(rows, asked.json_file, asked.report, {**about(asked, live), "places": ranks})
+    write(rows, asked.json_file, asked.report, {**about(asked, live, rows), "places": ranks})
 
 
-def about(asked: Asked, model: Any) -> dict[str, Any]:
-    return {"model": asked.model, "text": list(asked.texts), "trained_length": trained_length(model)}
+def about(asked: Asked, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
+    found = {"model": asked.model, "text": list(asked.texts), "trained_length": trained_length(model)}
+    return {**found, "target_length": asked.target or None, "verdict": verdict(rows)}
 
 
 def suite_of(model: Any, tokenizer: Any, asked: Asked) -> Callable[[Results], list[Row]]:
