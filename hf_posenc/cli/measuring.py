@@ -38,11 +38,10 @@ UNHEEDED = ("scored", "stride")
 
 def run_eval(asked: Asked) -> None:
     options, shared = options_of(asked, asked.lengths), launched()
-    refuse_divided(asked, shared)
     device = said_device(asked.device, asked.device_map, shared)
     live, words = loaded(asked.model, device, asked.dtype, asked.base), tokenizer_for(asked)
     refuse_unheeded(asked, options, is_patched(bare(live)) and bool(asked.texts))
-    suite = suite_of(live, words, asked) if asked.harness else None
+    suite = suite_of(live, words, asked, shared) if asked.harness else None
     rows: list[Row] = []
     run: dict[str, Any] = {}
     if options is not None:
@@ -54,7 +53,7 @@ def run_eval(asked: Asked) -> None:
         )  # fmt: skip
         run = identity(live, words, documents, options, other)
     if suite is not None:
-        rows += suite(Results(asked.out, run or fingerprint(live, words, (), {})))
+        rows += suite(Results(asked.out, run or fingerprint(live, words, (), {}), shared))
     if shared.first:
         show(rows)
         write(rows, asked.json_file, asked.report, about(asked, live, rows))
@@ -85,20 +84,21 @@ def about(asked: Asked, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
     return {**found, "target_length": asked.target or None, "verdict": verdict(rows)}
 
 
-def suite_of(model: Any, tokenizer: Any, asked: Asked) -> Callable[[Results], list[Row]]:
+def suite_of(model: Any, tokenizer: Any, asked: Asked, shared: Shared) -> Callable[[Results], list[Row]]:
     """What runs a harness; raises now for what it would refuse later."""
     # Both libraries are extras, and slow to import.
     from ..evaluation.suites.lemb import evaluate_lemb, is_lemb, planned_lemb
 
     group, lengths, samples, size = asked.harness, asked.lengths, asked.samples, asked.batch_size
     if is_lemb(group):
+        refuse_divided(group, shared)
         planned_lemb(model, tokenizer, group, lengths)
         return lambda kept: evaluate_lemb(model, tokenizer, group, lengths, batch_size=size, results=kept)
     from ..evaluation.suites.harness import evaluate_harness, planned
 
     planned(model, tokenizer, group, lengths, samples)
     return lambda kept: evaluate_harness(
-        model, tokenizer, group, lengths, samples=samples, batch_size=size or 1, results=kept
+        model, tokenizer, group, lengths, samples=samples, batch_size=size or 1, results=kept, shared=shared
     )
 
 
@@ -143,12 +143,12 @@ def quiet(shared: Shared) -> bool:
     return not shared.first or not sys.stderr.isatty()
 
 
-def refuse_divided(asked: Asked, shared: Shared) -> None:
+def refuse_divided(group: str, shared: Shared) -> None:
     """Raise for what several processes do not share."""
-    if shared.count > 1 and asked.harness is not None:
+    if shared.count > 1:
         raise PosencError(
-            f"{shared.count} processes would each run all of the harness {asked.harness!r}: measure it in one "
-            "process, and our own tasks in several."
+            f"{shared.count} processes would each run all of {group!r} through MTEB: measure it in one process, and "
+            "other tasks in several."
         )
 
 
