@@ -1,12 +1,16 @@
 """What evaluation costs against the loops that everybody writes: memory of a long pass, time of sliding windows.
 
     python benchmarks/evaluation_benchmark.py [MODEL TEXT]
+    python benchmarks/evaluation_benchmark.py --memory parts 131072      # megabytes of a pass in parts
+    python benchmarks/evaluation_benchmark.py --processes                # two processes against one with two threads
 
 A LLaMA with a vocabulary of 49k and random weights, and MODEL, if given, reading TEXT.
 """
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -22,7 +26,8 @@ from hf_posenc import load
 from hf_posenc.evaluation import Document, Reading, read_documents, token_losses
 from hf_posenc.evaluation.measures.perplexity import perplexity
 
-VOCAB, LENGTH, STRIDE = 49_152, 8192, 256
+VOCAB, LENGTH, STRIDE, STEP = 49_152, 8192, 256, 1024
+ROOT = Path(__file__).parent.parent
 
 
 def toy(hidden: int) -> torch.nn.Module:
@@ -48,6 +53,14 @@ def our_loss(model: torch.nn.Module, ids: torch.Tensor) -> float:
     return token_losses(model, ids[None]).mean().item()
 
 
+def parted_loss(model: torch.nn.Module, ids: torch.Tensor) -> float:
+    """Over a cache, a part at a time."""
+    return token_losses(model, ids[None], step=STEP).mean().item()
+
+
+WAYS = {"plain": plain_loss, "ours": our_loss, "parts": parted_loss}
+
+
 @torch.no_grad()
 def plain_sliding(model: torch.nn.Module, ids: torch.Tensor, window: int) -> float:
     """The loop of transformers' own guide to perplexity, every token weighing alike."""
@@ -70,18 +83,25 @@ def our_sliding(model: torch.nn.Module, ids: torch.Tensor, window: int) -> float
     return perplexity(model, [Document("text", ids)], window, protocol="sliding", reading=reading)[0].value
 
 
-def memory(way: str) -> float:
-    command = [sys.executable, __file__, "--memory", way]
+def memory(way: str, length: int = LENGTH) -> float:
+    command = [sys.executable, __file__, "--memory", way, str(length)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
 def pass_rows() -> list[Row]:
-    ours, plain = memory("ours"), memory("plain")
+    plain, ours, parts = (memory(way) for way in WAYS)
     model, ids = toy(64), tokens(LENGTH)
     runs = {"plain": partial(plain_loss, model, ids), "ours": partial(our_loss, model, ids)}
     what, note = f"token losses, {LENGTH} tokens, vocabulary {VOCAB}", f"{ours:.0f} of {plain:.0f} MB"
     return [
         Row(f"{what}: memory", "model(ids).logits", ours / plain, 1 / 3, note=note),
+        Row(
+            f"{what}, in parts: memory",
+            "model(ids).logits",
+            parts / plain,
+            None,
+            note=f"{parts:.0f} of {plain:.0f} MB",
+        ),
         Row(f"{what}: time", "model(ids).logits", ratios(runs, "plain", 3)["ours"], 1.0),
     ]
 
@@ -101,11 +121,43 @@ def sliding_row(name: str, model: torch.nn.Module, ids: torch.Tensor, window: in
     )
 
 
+def seconds_of(processes: int, threads: int, windows: int, text: Path, rounds: int = 3) -> float:
+    """Of `hf-posenc eval tiny` from start to end, the least of some runs."""
+    launch = [sys.executable, "-m", "hf_posenc"]
+    if processes > 1:
+        config = ["--config_file", str(ROOT / "recipes/accelerate/cpu.yaml"), "--num_processes", str(processes)]
+        launch = [sys.executable, "-m", "accelerate.commands.launch", *config, "-m", "hf_posenc"]
+    asked = ["eval", "tiny", "--device", "cpu", "--lengths", "1k", "--text", str(text), "--windows", str(windows)]
+    given = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    found = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        subprocess.run([*launch, *asked], env=given, check=True, capture_output=True)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def processes_row() -> Row:
+    """Windows a second, without what it takes to start: two processes of one thread against one of two."""
+    few, many = 20, 220
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text("".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))))
+        rates = [
+            (many - few) / (seconds_of(*how, many, text) - seconds_of(*how, few, text)) for how in ((2, 1), (1, 2))
+        ]
+    note = f"{rates[0]:.1f} and {rates[1]:.1f} windows of 1024 a second"
+    return Row("throughput of two processes of a thread", "one process of two", rates[0] / rates[1], None, note=note)
+
+
 def main() -> None:
     transformers.logging.set_verbosity_error()
+    if sys.argv[1:] == ["--processes"]:
+        show([processes_row()])
+        return
     if sys.argv[1:2] == ["--memory"]:
-        model, ids = toy(64), tokens(LENGTH)
-        run = our_loss if sys.argv[2] == "ours" else plain_loss
+        run, length = WAYS[sys.argv[2]], int(sys.argv[3])
+        model, ids = toy(64), tokens(length)
         run(model, ids[:64])
         print(extra_memory(partial(run, model, ids)))
         return

@@ -1,6 +1,8 @@
 """Tables of docs/study.md, from the lines that its commands wrote into docs/results."""
 
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 LENGTHS = (4096, 8192, 12288, 16384)
 TAXED = (4096, 8192)
+TUNED, CONTROL = "yarn, tuned", "unpatched, tuned"
 
 
 def lines_of(name: str, results: Path = RESULTS) -> list[Row]:
@@ -70,12 +73,44 @@ def passkeys_table(results: Path = RESULTS) -> str:
 
 def encoders_table(results: Path = RESULTS) -> str:
     """Needles in novels found by embeddings, and how near short texts stay to where they were."""
-    rows = measured("study-minilm.jsonl", results)
+    rows, far = measured("study-minilm.jsonl", results), measured("study-minilm-4096.jsonl", results)
+    furthest = {row["scheme"]: row for row in far if row["task"] == "embed_needle"}
+    (length, count), *_ = {(row["length"], row["details"]["documents"]) for row in furthest.values()}
     found = {(row["scheme"], row["task"], row["length"], row["metric"]): row for row in rows}
     needles = sorted({row["length"] for row in rows if row["task"] == "embed_needle"})
     body = []
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
         cells = [told(found[scheme, "embed_needle", length, "accuracy"], 2) for length in needles]
+        cells.append(told(furthest[scheme], 2) if scheme in furthest else "not run")
         near = found.get((scheme, "similarity", 256, "rank_agreement"))
         body.append([named(scheme), *cells, told(near, 2) if near else ""])
-    return table(["`embed_needle` at", *map(str, needles), "rank agreement at 256"], body)
+    heads = ["`embed_needle` at", *map(str, needles), f"{length}, of {count} documents", "rank agreement at 256"]
+    return table(heads, body)
+
+
+def tuning_table(results: Path = RESULTS) -> str:
+    """Losses before and after tuning, the mean over seeds, and how far the scheme is ahead of its control."""
+    rows = lines_of("study-stories15M-tuning.jsonl", results)
+    lengths = sorted({row["length"] for row in rows})
+    body = []
+    for scheme in dict.fromkeys(row["scheme"] for row in rows):
+        cells = [[r for r in rows if r["scheme"] == scheme and r["length"] == length] for length in lengths]
+        means = [_over_seeds([row["losses"] for row in cell]) for cell in cells]
+        body.append([scheme, *(f"{value:.2f} ± {error:.2f}" for value, error in means)])
+    ahead = []
+    for length in lengths:
+        by = {(r["scheme"], r["seed"]): r["losses"] for r in rows if r["length"] == length}
+        seeds = sorted({seed for _, seed in by})
+        pairs = [[a - b for a, b in zip(by[CONTROL, s], by[TUNED, s], strict=True)] for s in seeds]
+        value, error = _over_seeds(pairs)
+        ahead.append(f"**{value:.2f} ± {error:.2f}**")
+    count = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    return table(["loss at", *map(str, lengths)], [*body, [f"ahead of the control ({count})", *ahead]])
+
+
+def _over_seeds(samples: list[list[float]]) -> tuple[float, float]:
+    """The mean of windows that all seeds share, with the larger error: over windows, or over seeds."""
+    windows = [statistics.fmean(values) for values in zip(*samples, strict=True)]
+    seeds = [statistics.fmean(values) for values in samples]
+    errors = [statistics.stdev(values) / math.sqrt(len(values)) for values in (windows, seeds) if len(values) > 1]
+    return statistics.fmean(windows), max(errors)

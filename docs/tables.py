@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from real_models import encoders_table, losses_table, passkeys_table
+from real_models import encoders_table, losses_table, passkeys_table, tuning_table
 from studies import compose_table, search_table, searches_table, temperature_table
 
 from hf_posenc.engines.shown import runtimes_markdown
@@ -91,6 +91,7 @@ TABLES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/study.md", "encoders", encoders_table),
     ("docs/study.md", "losses", losses_table),
     ("docs/study.md", "passkeys", passkeys_table),
+    ("docs/study.md", "tuning", tuning_table),
 )
 """Files, the mark of a table in each, and what makes it."""
 

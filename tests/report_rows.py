@@ -18,6 +18,8 @@ ABOUT = {
     "model": "stories15M",
     "text": "persuasion.txt",
     "trained_length": 256,
+    "target_length": 2048,
+    "verdict": "At 2048 tokens yarn is first, 5.18 ± 0.04 nats better than unpatched (n = 32).",
     "command": "hf-posenc compare stories15M --schemes none,linear,ntk,dynamic_ntk,yarn --target-length 2k "
     "--text persuasion.txt --report out.html",
     "versions": {"hf-posenc": "0.1.0", "torch": "2.13.0", "transformers": "5.22.2"},
@@ -27,7 +29,7 @@ ABOUT = {
 
 
 def sample_rows() -> list[Row]:
-    return [*loss_rows(), *position_rows(), *retrieval_rows(), *harness_rows(), *tax_rows()]
+    return [*loss_rows(), *position_rows(), *shift_rows(), *retrieval_rows(), *harness_rows(), *tax_rows()]
 
 
 def loss_rows() -> list[Row]:
@@ -62,6 +64,17 @@ def position_rows() -> list[Row]:
                 Row(task="loss_by_position", protocol="whole", scheme=scheme, length=start + 64, metric="loss",
                     value=loss, stderr=0.05, n=16, details=details)
             )  # fmt: skip
+    return made
+
+
+def shift_rows() -> list[Row]:
+    made = []
+    for scheme, climbs in (("unpatched", (0.0, 0.6, 1.4, 1.5)), ("yarn", (0.0, 0.02, 0.01, 0.04))):
+        for length, climb in zip(LENGTHS, climbs, strict=True):
+            common = {"task": "shift", "protocol": "gap", "scheme": scheme, "length": length, "n": 20}
+            made.append(Row(**common, metric="loss", value=2.4 + climb, stderr=0.04, details={"before": 128}))
+            if climb:
+                made.append(Row(**common, metric="climb", value=climb, stderr=0.02, details={"before": 128}))
     return made
 
 

@@ -121,6 +121,14 @@ def test_bfloat16_is_what_is_measured(asked, folder):
     assert value != pytest.approx(exact, abs=1e-6) and value == pytest.approx(exact, rel=0.05)
 
 
+def test_a_model_that_is_shared_out_among_devices_gives_the_same(asked):
+    """Here all of it goes to the CPU, which is what there is."""
+    done, rows = asked("eval", "plain", "--lengths", 64, "--device-map", "auto", "--dtype", "float32")
+    assert done.exit_code == 0, done.stderr
+    assert "Measuring on auto" in done.stderr
+    assert rows == asked("eval", "plain", "--lengths", 64, "--device", "cpu")[1]
+
+
 def test_compare_measures_patterns_as_eval_does_their_checkpoints(asked, folder):
     named = ",".join(PATTERNS).replace("window", "window:window=16")
     done, rows = asked("compare", "plain", "--schemes", named, "--target-length", 64)

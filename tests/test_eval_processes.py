@@ -24,7 +24,7 @@ SCHEMES = "yarn,self_extend,alibi"
 
 
 def asked(out: Path, text: Path) -> list[str]:
-    measured = ["--target-length", "1k", "--lengths", "384,768", "--tasks", "perplexity,passkey"]
+    measured = ["--target-length", "1k", "--lengths", "384,768", "--tasks", "perplexity,shift,passkey"]
     sizes = ["--windows", "5", "--trials", "2", "--depths", "0,0.5,1", "--device", "cpu"]
     return ["compare", "tiny", "--schemes", SCHEMES, *measured, *sizes, "--text", str(text), "--out", str(out)]
 

@@ -1,5 +1,8 @@
 """Needles: the prompts, and what is made of answers."""
 
+import json
+import re
+
 import pytest
 import torch
 from cells import CAUSAL, options, tiny, tokens
@@ -49,10 +52,11 @@ def test_prompts_fit_and_are_reproducible(task, length, tokenizer, story):
     assert made == trials(task, length, tokenizer, FEW, story)
     assert made != trials(task, length, tokenizer, Retrieval(**{**vars(FEW), "seed": 1}), story)
     assert len(made) == 6 and len({trial.prompt for trial in made}) >= 5
-    room = {"multivalue": 40, "first_sentence": 30}.get(task, 10)
+    room = {"multivalue": 40, "json_kv": 50, "first_sentence": 30}.get(task, 10)
+    step = 90 if task == "json_kv" else 12
     for trial in made:
         assert tuple(tokenizer(trial.prompt)["input_ids"]) == trial.ids
-        assert length - room - 12 < len(trial.ids) <= length - room  # one more word would be too much
+        assert length - room - step < len(trial.ids) <= length - room  # one more word, or pair, would be too much
         assert len({*trial.answers, *trial.distractors}) == len(trial.answers) + 3
         assert all(answer.strip() in trial.prompt for answer in trial.answers)
         assert trial.depth in (FEW.depths if task != "first_sentence" else [0.0])
@@ -64,6 +68,18 @@ def test_hard_distractors_are_in_the_text(tokenizer, story):
     for trial in trials("first_sentence", 900, tokenizer, FEW, story):
         assert trial.prompt.startswith(trial.answers[0].strip())
         assert all(text.strip() in trial.prompt for text in trial.distractors)
+
+
+def test_pairs_are_an_object_that_has_the_answer_at_its_depth(tokenizer):
+    for trial in trials("json_kv", 2500, tokenizer, FEW):
+        before, found, question = trial.prompt.split("\n\n")
+        pairs = json.loads(found)
+        (key,) = re.findall(r'Key: "(.+)"', question)
+        assert pairs[key] == trial.answers[0].strip() and list(pairs).index(key) == round(
+            trial.depth * (len(pairs) - 1)
+        )
+        assert len(pairs) > 15 and {each.strip() for each in trial.distractors} < set(pairs.values())
+        assert before.startswith("Extract the value") and question.endswith("Corresponding value:")
 
 
 def test_what_does_not_fit_is_refused(tokenizer, story):
@@ -97,6 +113,15 @@ def test_continuations_over_a_cache_are_those_of_full_passes(kind, scheme):
         assert found == pytest.approx(expected, abs=2e-3)
         made = model.generate(row[None], max_new_tokens=4, do_sample=False, attention_mask=torch.ones(1, 40))[0, 40:]
         assert text == [token for token in made.tolist() if token != 2]
+
+
+@pytest.mark.parametrize("scheme", ["yarn", "dynamic_ntk", "alibi"])
+def test_prompts_that_are_read_in_parts_say_the_same(scheme):
+    model, ids = patch_model(tiny("llama"), scheme, **options(scheme)), tokens(2, 70)
+    whole, parts = Prompted(model, ids), Prompted(model, ids, step=16)
+    answers = [[5, 6, 7], [8, 9]]
+    assert parts.losses(answers) == pytest.approx(whole.losses(answers), abs=1e-4)
+    assert parts.greedy(5, set()) == whole.greedy(5, set())
 
 
 def test_models_without_an_exact_cache_are_read_anew():

@@ -53,6 +53,17 @@ def test_a_patched_model_is_taxed_against_itself_unpatched(tokenizer, text):
     assert all(json.loads(json.dumps(row.to_dict())) == row.to_dict() for row in rows)
 
 
+def test_curves_are_measured_before_and_after(tokenizer, text):
+    curves = ("loss_by_position", "shift")
+    asked = Options(lengths=(48, 96), tasks=curves, reading=Reading(windows=4, scored=8))
+    rows = evaluate(patch_model(reader(), "yarn", factor=4.0), tokenizer, text, options=asked)
+    assert {(row.task, row.scheme) for row in rows if row.task in curves} == {
+        (task, scheme) for task in curves for scheme in ("yarn", "unpatched")
+    }
+    plain = evaluate(reader(), tokenizer, text, options=asked)
+    assert [row for row in rows if row.task in curves and row.scheme == "unpatched"] == plain
+
+
 def test_where_the_patch_cannot_be_undone_a_reference_serves(tokenizer, text, tmp_path):
     save(patch_model(reader("gpt2"), "sinusoidal"), tmp_path / "gpt2")
     model = load(tmp_path / "gpt2")

@@ -16,6 +16,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip instal
 pytest.importorskip("wonderwords", reason="RULER's words are an extra: pip install 'hf-posenc[eval]'")
 
 from hf_posenc.cli.main import app  # noqa: E402
+from hf_posenc.evaluation.measures.sharing import Shared  # noqa: E402
 from hf_posenc.evaluation.suites import harness  # noqa: E402
 from hf_posenc.evaluation.suites.harness import evaluate_harness, task_names  # noqa: E402
 from hf_posenc.evaluation.suites.harness_model import PatchedLM  # noqa: E402
@@ -74,6 +75,23 @@ def test_documents_do_not_depend_on_the_other_lengths_or_the_model(rows, tokeniz
     targets = [answer["target"] for answer in alone.details["answers"]]
     assert targets == [answer["target"] for answer in rows[1].details["answers"]]
     assert alone.scheme == "unpatched"
+
+
+def test_processes_share_the_documents_and_find_what_one_does(yarn, tokenizer):
+    class Two(Shared):
+        """Two processes, one after the other."""
+
+        count, parts = 2, []
+
+        def each(self, items, work):
+            self.parts += items
+            return [work(item) for item in items]
+
+    alone = evaluate_harness(yarn, tokenizer, "ruler_fwe", [512], samples=3)
+    assert evaluate_harness(yarn, tokenizer, "ruler_fwe", [512], samples=3, shared=Two()) == alone
+    assert Two.parts == [[0, 2], [1]]
+    with pytest.raises(PosencError, match="leave --batch-size out"):
+        evaluate_harness(yarn, tokenizer, "ruler_fwe", [512], samples=3, batch_size=2, shared=Two())
 
 
 def test_a_right_answer_counts(rows):

@@ -6,12 +6,12 @@ import math
 import sys
 
 import pytest
-from report_rows import ABOUT, LENGTHS, sample_rows
+from report_rows import ABOUT, LENGTHS, LOSSES, sample_rows
 
 from hf_posenc import PosencError
 from hf_posenc.evaluation import report
 from hf_posenc.evaluation.measures.rows import Row
-from hf_posenc.evaluation.report.curves import apart, domain, off_scale
+from hf_posenc.evaluation.report.curves import apart, domain, line_chart, off_scale
 from hf_posenc.evaluation.report.drawing import digits, ticks
 from hf_posenc.evaluation.report.views import figure, grids, length_label, loss_panels, score_panels, with_error
 
@@ -92,7 +92,8 @@ def test_markdown_has_every_figure_and_how_it_was_made(tmp_path):
     text = (tmp_path / "out.md").read_text("utf-8")
     assert "| unpatched | 2.312 ± 0.021 | 4.871 ± 0.027 | 6.935 ± 0.033 | 7.482 ± 0.045 |" in text
     assert "| alibi | 2.981 ± 0.021 | 3.012 ± 0.027 | 3.094 ± 0.033 | ∞ |" in text
-    assert "| 0 % | 1.00 | 0.33 | 0.33 | - |" in text
+    assert "| 0 % | 1.00 (20) | 0.33 (20) | 0.33 (20) | - |" in text
+    assert text.splitlines()[2] == ABOUT["verdict"] and "## Shift" in text
     assert "| linear | 128 | +0.310 ± 0.008 | 32 |" in text
     assert text.count("| niah_single_1 | lm-eval |") == 2 * len(LENGTHS)
     for words in ("The same last tokens", "moves over the text by its stride", ABOUT["command"], "torch 2.13.0"):
@@ -113,6 +114,21 @@ def test_a_kind_of_rows_that_is_missing_leaves_its_section_out(tmp_path):
     page = (tmp_path / "out.html").read_text("utf-8")
     assert "Loss against length" in page
     assert not any(title in page for title in ("Short-context tax</h2>", "Retrieval by depth", "Loss by position"))
+
+
+def test_arrows_are_spoken_of_where_there_are_some(tmp_path):
+    report.write([row()], tmp_path / "flat.html", {})
+    report.write(sample_rows(), tmp_path / "out.html", {})
+    told = ["Arrows above" in (tmp_path / name).read_text("utf-8") for name in ("flat.html", "out.html")]
+    assert told == [False, True]
+
+
+def test_errors_of_many_curves_are_bars_that_do_not_cover_each_other():
+    few, many = ("yarn", "ntk"), tuple(LOSSES)
+    for schemes, bars in ((few, False), (many, True)):
+        panel = loss_panels([r for r in sample_rows() if r.scheme in schemes])[0]
+        drawn = line_chart(panel, {s: i for i, s in enumerate(schemes)}, size=(800, 400), labels=True, x_name="x")
+        assert ('class="whisker"' in drawn, 'class="band"' in drawn) == (bars, not bars)
 
 
 def test_perplexity_is_shown_where_no_loss_was_kept():

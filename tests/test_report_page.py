@@ -39,7 +39,7 @@ def test_every_chart_is_drawn_within_the_page(browser, page, width):
         f"{VISIBLE}.map(s => {{ const r = s.getBoundingClientRect(); return [r.left, r.right, r.height, "
         "s.querySelector('title').textContent, s.querySelectorAll('.curve, rect, .whisker').length]; })"
     )
-    assert len(charts) == 2 + 1 + 9 + 1 + 1  # protocols, positions, grids, harness, tax
+    assert len(charts) == 2 + 1 + 1 + 9 + 1 + 1  # protocols, positions, shift, grids, harness, tax
     for left, right, height, title, parts in charts:
         assert left >= 0 and right <= width and right - left > 200 and height > 100, title
         assert parts > 0, title
@@ -182,6 +182,15 @@ def test_a_figure_is_shown_under_the_mouse_and_to_the_keyboard(browser, page):
     assert browser.run(shown) is None
     browser.press_tab()
     assert re.fullmatch(r"\w+ at \w+: [\d.]+ ± [\d.]+ \(n = 32\).*", browser.run(shown))
+
+
+def test_it_opens_with_the_verdict_and_every_cell_has_its_n(browser, page):
+    browser.open(page, width=1280)
+    opening = browser.run("[...document.querySelectorAll('header p')].map(p => p.textContent)")
+    assert opening[1] == ABOUT["verdict"] and "patched for 2k" in opening[2] and "2026-11-16" in opening[2]
+    cells = browser.run("[...document.querySelectorAll('svg.heat text.count')].map(t => t.textContent)")
+    assert len(cells) > 100 and set(cells) == {"n=20"}
+    assert browser.run("document.querySelectorAll('svg.heat .axis-name').length") == 2 * 3  # once for each task
 
 
 def test_the_table_is_sorted_by_its_heads(browser, page):

@@ -55,7 +55,7 @@ def understood(given: Mapping[str, Any], lengths: list[int], tasks: str, target:
         depths = tuple(float(depth) for depth in given["depths"].split(","))
     except ValueError:
         raise PosencError(f"--depths takes numbers from 0 to 1 with commas, got {given['depths']!r}.") from None
-    wanting = [name for name in names if name in ("perplexity", "loss_by_position")]
+    wanting = [name for name in names if name in ("perplexity", "loss_by_position", "shift")]
     if wanting and not given["text"]:
         raise PosencError(f"{wanting[0]} reads text, and none was given: name files, folders or patterns with --text.")
     refuse_outputs(given["json_file"], given["report"], given["out"])

@@ -19,8 +19,8 @@ Tasks = Annotated[
     str | None,
     typer.Option(
         metavar="TASKS",
-        help="perplexity, loss_by_position, passkey, multikey, multivalue, first_sentence; for encoders "
-        "embed_passkey, embed_needle; with commas.",
+        help="perplexity, loss_by_position, shift, passkey, multikey, multivalue, json_kv, first_sentence; for "
+        "encoders embed_passkey, embed_needle; with commas.",
         autocompletion=lambda incomplete: completed(incomplete, TASKS),
     ),
 ]
@@ -30,8 +30,10 @@ ProtocolName = Annotated[
         help="last, sliding, whole or yarn.", autocompletion=lambda incomplete: completed(incomplete, PROTOCOLS)
     ),
 ]
-Windows = Annotated[int | None, typer.Option(help="Of `last`; 20 or what the text has room for, unless given.")]
-Scored = Annotated[int | None, typer.Option(help="Tokens at the end of each window of `last`; 64 unless given.")]
+Windows = Annotated[
+    int | None, typer.Option(help="Of `last`, loss_by_position and shift; 20 or what the text has room for.")
+]
+Scored = Annotated[int | None, typer.Option(help="Tokens at the end of windows of `last` and shift; 64 unless given.")]
 Stride = Annotated[int | None, typer.Option(help="Of `sliding` and `yarn`; 256 unless given.")]
 MaxTokens = Annotated[str | None, typer.Option(help="Of each document, for `sliding` and `yarn`; all unless given.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="`yarn` over one window a document.")]

@@ -13,9 +13,11 @@ from ..errors import PosencError, suggestion
 TASKS = (
     "perplexity",
     "loss_by_position",
+    "shift",
     "passkey",
     "multikey",
     "multivalue",
+    "json_kv",
     "first_sentence",
     "embed_passkey",
     "embed_needle",

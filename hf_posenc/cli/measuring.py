@@ -25,6 +25,7 @@ from ..evaluation.runs.options import Options
 from ..evaluation.runs.outputs import write
 from ..evaluation.runs.results import Results, fingerprint
 from ..evaluation.runs.standings import standings
+from ..evaluation.runs.verdict import verdict
 from ..patching.lengths import trained_length
 from ..patching.live import bare, is_patched
 from ..runtime.rotary import hushed
@@ -37,11 +38,10 @@ UNHEEDED = ("scored", "stride")
 
 def run_eval(asked: Asked) -> None:
     options, shared = options_of(asked, asked.lengths), launched()
-    refuse_divided(asked, shared)
     device = said_device(asked.device, asked.device_map, shared)
     live, words = loaded(asked.model, device, asked.dtype, asked.base), tokenizer_for(asked)
     refuse_unheeded(asked, options, is_patched(bare(live)) and bool(asked.texts))
-    suite = suite_of(live, words, asked) if asked.harness else None
+    suite = suite_of(live, words, asked, shared) if asked.harness else None
     rows: list[Row] = []
     run: dict[str, Any] = {}
     if options is not None:
@@ -53,10 +53,10 @@ def run_eval(asked: Asked) -> None:
         )  # fmt: skip
         run = identity(live, words, documents, options, other)
     if suite is not None:
-        rows += suite(Results(asked.out, run or fingerprint(live, words, (), {})))
+        rows += suite(Results(asked.out, run or fingerprint(live, words, (), {}), shared))
     if shared.first:
         show(rows)
-        write(rows, asked.json_file, asked.report, about(asked, live))
+        write(rows, asked.json_file, asked.report, about(asked, live, rows))
 
 
 def run_compare(asked: Asked) -> None:
@@ -76,27 +76,29 @@ def run_compare(asked: Asked) -> None:
         return
     show_comparison(rows)
     ranks = {(s.protocol, s.scheme, s.length): places(s) for s in standings(rows)}
-    write(rows, asked.json_file, asked.report, {**about(asked, live), "places": ranks})
+    write(rows, asked.json_file, asked.report, {**about(asked, live, rows), "places": ranks})
 
 
-def about(asked: Asked, model: Any) -> dict[str, Any]:
-    return {"model": asked.model, "text": list(asked.texts), "trained_length": trained_length(model)}
+def about(asked: Asked, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
+    found = {"model": asked.model, "text": list(asked.texts), "trained_length": trained_length(model)}
+    return {**found, "target_length": asked.target or None, "verdict": verdict(rows)}
 
 
-def suite_of(model: Any, tokenizer: Any, asked: Asked) -> Callable[[Results], list[Row]]:
+def suite_of(model: Any, tokenizer: Any, asked: Asked, shared: Shared) -> Callable[[Results], list[Row]]:
     """What runs a harness; raises now for what it would refuse later."""
     # Both libraries are extras, and slow to import.
     from ..evaluation.suites.lemb import evaluate_lemb, is_lemb, planned_lemb
 
     group, lengths, samples, size = asked.harness, asked.lengths, asked.samples, asked.batch_size
     if is_lemb(group):
+        refuse_divided(group, shared)
         planned_lemb(model, tokenizer, group, lengths)
         return lambda kept: evaluate_lemb(model, tokenizer, group, lengths, batch_size=size, results=kept)
     from ..evaluation.suites.harness import evaluate_harness, planned
 
     planned(model, tokenizer, group, lengths, samples)
     return lambda kept: evaluate_harness(
-        model, tokenizer, group, lengths, samples=samples, batch_size=size or 1, results=kept
+        model, tokenizer, group, lengths, samples=samples, batch_size=size or 1, results=kept, shared=shared
     )
 
 
@@ -127,7 +129,7 @@ def refuse_unheeded(asked: Asked, options: Options | None, taxed: bool) -> None:
     """Raise for settings that somebody gave, and no task would heed."""
     for name in UNHEEDED if options else ():
         assert options is not None
-        elsewhere = name == "scored" and (taxed or "loss_by_position" in options.tasks)
+        elsewhere = name == "scored" and (taxed or bool({"loss_by_position", "shift"} & set(options.tasks)))
         if asked.given[name] is not None and name not in PROTOCOLS[options.protocol].takes and not elsewhere:
             heeding = ", ".join(p for p, protocol in PROTOCOLS.items() if name in protocol.takes)
             raise PosencError(
@@ -141,12 +143,12 @@ def quiet(shared: Shared) -> bool:
     return not shared.first or not sys.stderr.isatty()
 
 
-def refuse_divided(asked: Asked, shared: Shared) -> None:
+def refuse_divided(group: str, shared: Shared) -> None:
     """Raise for what several processes do not share."""
-    if shared.count > 1 and asked.harness is not None:
+    if shared.count > 1:
         raise PosencError(
-            f"{shared.count} processes would each run all of the harness {asked.harness!r}: measure it in one "
-            "process, and our own tasks in several."
+            f"{shared.count} processes would each run all of {group!r} through MTEB: measure it in one process, and "
+            "other tasks in several."
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..evaluation.measures.rows import Row
 from ..evaluation.runs.standings import Standing, standings
+from ..evaluation.runs.verdict import verdict
 from .tables import paragraph, table
 
 COLUMNS = ("task", "protocol", "scheme", "length", "depth", "metric", "value ±stderr", "n")
@@ -32,7 +33,9 @@ def places(standing: Standing) -> str:
 
 
 def show_comparison(rows: Sequence[Row]) -> None:
-    """Who is first; schemes by lengths, with places; the price in the short; then what else was measured."""
+    """The verdict; schemes by lengths, with their ranks; the price in the short; then what else was measured."""
+    if said := verdict(rows):
+        print(paragraph(said) + "\n")
     show_standings(standings(rows))
     taxes = [row for row in rows if row.task == "tax"]
     if taxes:
@@ -52,9 +55,6 @@ def show_standings(found: Sequence[Standing]) -> None:
         longest = max(s.length for s in group)
         order = [s.scheme for s in sorted(group, key=lambda s: s.value) if s.length == longest]
         group.sort(key=lambda s: order.index(s.scheme) if s.scheme in order else len(order))
-        for length in sorted({s.length for s in group}):
-            print(paragraph(f"At {length} tokens: {verdict([s for s in group if s.length == length])}"))
-        print()
         print(
             paragraph(
                 f"{task}, {protocol}: loss ±stderr. In brackets: the range of ranks compatible with the error bars "
@@ -62,16 +62,6 @@ def show_standings(found: Sequence[Standing]) -> None:
             )
         )
         print(by_length(group, [f"{number(s.value, s.stderr)} ({places(s)})" for s in group]) + "\n")
-
-
-def verdict(group: Sequence[Standing]) -> str:
-    """Who is first, as far as error bars can tell."""
-    first = [s.scheme for s in sorted(group, key=lambda s: s.value) if s.rank == 1]
-    if len(group) == 1:
-        return f"only {first[0]} was measured."
-    if len(first) == len(group):
-        return "no scheme can be told from the others."
-    return f"{first[0]} is first." if len(first) == 1 else f"{', '.join(first)} share the first place."
 
 
 def by_length(found: Sequence[Standing | Row], cells: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .measures.perplexity import PROTOCOLS, Reading, loss_by_position, perplexity
     from .measures.retrieval import retrieval
     from .measures.rows import Row
+    from .measures.shift import shift
     from .measures.texts import Document, read_documents, tokenized
     from .runs.compare import compare
     from .runs.entries import Entry, parsed_schemes
@@ -37,6 +38,7 @@ __all__ = [
     "perplexity",
     "read_documents",
     "retrieval",
+    "shift",
     "standings",
     "token_losses",
     "tokenized",
@@ -48,6 +50,7 @@ _HOMES = {
     ".measures.perplexity": ("PROTOCOLS", "Reading", "loss_by_position", "perplexity"),
     ".measures.retrieval": ("retrieval",),
     ".measures.rows": ("Row",),
+    ".measures.shift": ("shift",),
     ".measures.texts": ("Document", "read_documents", "tokenized"),
     ".runs.compare": ("compare",),
     ".runs.entries": ("Entry", "parsed_schemes"),

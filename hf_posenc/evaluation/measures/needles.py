@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,12 @@ WORDS = (  # noqa: SIM905
     "island jacket kettle ladder lemon market mirror mountain needle ocean orange paper pencil pepper pillow planet "
     "ribbon river saddle silver spider summer temple ticket tiger timber tunnel valley velvet window winter yellow"
 ).split()
+
+# The prompt of Lost in the Middle (Liu et al.), which HELMET's json_kv uses.
+PAIRS_OPENING = "Extract the value corresponding to the specified key in the JSON object below."
+PAIR_QUESTION = 'Key: "{}"\nCorresponding value:'
+PAIR_WORDS = 32
+"""Words of a prompt that make room for a pair; each is some eighty characters."""
 
 SENTENCE_QUESTION = "\n\nWhat is the first sentence of the text above? The first sentence of the text above is:"
 SENTENCE_WORDS = 12
@@ -188,6 +195,37 @@ def first_sentence(
     }
 
 
+def json_kv(rng: random.Random, depth: float, asked: Retrieval, documents: Sequence[Document]) -> dict[str, Any]:
+    """The value of one key of many in a JSON object, all of them random UUIDs."""
+    own, seed = (identifier(rng), identifier(rng)), rng.random()
+    others = [pair(seed, i) for i in range(asked.distractors)]
+    question = PAIR_QUESTION.format(own[0])
+
+    def make(words: int) -> str:
+        count = max(asked.distractors, words // PAIR_WORDS)
+        pairs = [*others, *(pair(seed, i) for i in range(asked.distractors, count))]
+        pairs.insert(round(depth * count), own)
+        listed = ",\n ".join(f'"{key}": "{value}"' for key, value in pairs)
+        return f"{PAIRS_OPENING}\n\n{{{listed}}}\n\n{question}"
+
+    return {
+        "make": make,
+        "answers": (f" {own[1]}",),
+        "distractors": tuple(f" {value}" for _, value in others),
+        "question": question,
+    }
+
+
+def pair(seed: float, number: int) -> tuple[str, str]:
+    """A key and its value, always the same ones."""
+    rng = random.Random(f"{seed}/{number}")
+    return identifier(rng), identifier(rng)
+
+
+def identifier(rng: random.Random) -> str:
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
 def numbers(rng: random.Random, count: int, taken: set[int], among: range) -> list[int]:
     """Different whole numbers that are not taken."""
     return [number for number in rng.sample(among, count + len(taken)) if number not in taken][:count]
@@ -197,9 +235,10 @@ MAKERS: dict[str, Maker] = {
     "passkey": passkey,
     "multikey": multikey,
     "multivalue": multivalue,
+    "json_kv": json_kv,
     "first_sentence": first_sentence,
 }
-ROOM = {"multivalue": 4, "first_sentence": 3}
+ROOM = {"multivalue": 4, "json_kv": 5, "first_sentence": 3}
 """Answers that take so many times the room of a number."""
 
 

@@ -26,10 +26,14 @@ class Prompted:
     """A model that has read prompts of equal length, and can be asked how they go on."""
 
     @torch.no_grad()
-    def __init__(self, model: Any, ids: Tensor):
+    def __init__(self, model: Any, ids: Tensor, step: int | None = None):
         self.model, self.ids, self.length = model, ids, ids.shape[1]
         self.cache = DynamicCache() if cacheable(model) and not forgets(bare(model)) else None
-        self.logits = Pass(model, ids, 0, self.cache).logits(slice(self.length - 1, self.length)).float()
+        size = step if step and self.cache is not None else self.length
+        for at in range(0, self.length, size):  # in parts, where a pass would not fit into memory
+            part = ids[:, at : at + size]
+            end = part.shape[1]
+            self.logits = Pass(model, part, at, self.cache).logits(slice(end - 1, end)).float()
 
     @torch.no_grad()
     def losses(self, answers: Sequence[Sequence[int]]) -> list[float]:
@@ -110,6 +114,7 @@ def answered(
     batch_size: int | None,
     progress: Progress | None,
     shared: Shared = ALONE,
+    step: int | None = None,
 ) -> list[dict[str, Any]]:
     """What the model makes of each trial."""
 
@@ -117,7 +122,7 @@ def answered(
         return len(made[index].ids)
 
     def ask(batch: list[int]) -> list[dict[str, Any]]:
-        found = _batch_answered(model, tokenizer, [made[i] for i in batch], new_tokens)
+        found = _batch_answered(model, tokenizer, [made[i] for i in batch], new_tokens, step)
         if progress is not None:
             progress(size(batch[0]) * len(batch) * shared.count)
         return found
@@ -131,8 +136,10 @@ def answered(
     return [results[i] for i in range(len(made))]
 
 
-def _batch_answered(model: Any, tokenizer: Any, made: Sequence[Trial], new_tokens: int) -> list[dict[str, Any]]:
-    prompted = Prompted(model, torch.tensor([trial.ids for trial in made]))
+def _batch_answered(
+    model: Any, tokenizer: Any, made: Sequence[Trial], new_tokens: int, step: int | None
+) -> list[dict[str, Any]]:
+    prompted = Prompted(model, torch.tensor([trial.ids for trial in made]), step)
     written = prompted.greedy(new_tokens, ends_of(model))
     scores = _candidate_losses(prompted, tokenizer, made, [trial.prompt for trial in made])
     if made[0].question:  # what would be said without the text is taken off
@@ -194,11 +201,12 @@ def retrieval(
     scheme: str = "unpatched",
     progress: Progress | None = None,
     shared: Shared = ALONE,
+    step: int | None = None,
 ) -> list[Row]:
     """Accuracy at each depth, by likelihood and by generation. Prompts and answers are in the details."""
     asked = asked or Retrieval()
     made = trials(task, length, tokenizer, asked, documents)
-    results = answered(model, tokenizer, made, room(task, asked), batch_size, progress, shared)
+    results = answered(model, tokenizer, made, room(task, asked), batch_size, progress, shared, step)
     rows = []
     for depth in dict.fromkeys(trial.depth for trial in made):
         here = [result for result in results if result["depth"] == depth]

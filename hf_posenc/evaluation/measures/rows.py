@@ -11,14 +11,14 @@ class Row:
     """One figure. `details` says how it was made: windows, tokens, seeds, depth, stride and so on."""
 
     task: str
-    """perplexity, loss_by_position, passkey, multikey, multivalue, first_sentence, tax, or a harness task."""
+    """perplexity, loss_by_position, shift, tax, a retrieval task such as passkey, or a task of a harness."""
     protocol: str
-    """last, sliding, whole, yarn; likelihood or generation for retrieval; lm-eval for the harness."""
+    """last, sliding, whole, yarn; gap of shift; likelihood or generation for retrieval; lm-eval for the harness."""
     scheme: str
     """As `describe` names it; `unpatched` where the model is as it came."""
     length: int
     metric: str
-    """loss (nats per token), perplexity, accuracy."""
+    """loss (nats per token), climb (nats above the shortest length), perplexity, accuracy."""
     value: float
     stderr: float | None
     n: int

@@ -14,6 +14,8 @@ EXPLODED = 1.5
 """Nats above the lowest loss from where on points leave the scale: a perplexity 4.5 times as high."""
 STACKED = 28
 """Pixels that a figure off the scale takes up."""
+BANDS = 3
+"""With more curves than these, errors are bars: bands would cover each other."""
 LEVELS = 6
 """With more of them than so many on top of each other, each curve says its worst one only."""
 
@@ -198,7 +200,12 @@ def _runs(curve: Curve) -> list[list[Point]]:
 
 
 def _band(frame: Frame, run: Sequence[Point]) -> str:
-    if len(run) < 2 or not any(map(_error, run)):
+    if not any(map(_error, run)):
+        return ""
+    if frame.marked and len(frame.panel.curves) > BANDS:
+        ends = ((frame.across(p.x), frame.up(p.value - _error(p)), frame.up(p.value + _error(p))) for p in run)
+        return "".join(line(x, low, x, high, "whisker") for x, low, high in ends)
+    if len(run) < 2:
         return ""
     upper = [f"{frame.across(p.x):.1f},{frame.up(p.value + _error(p)):.1f}" for p in run]
     lower = [f"{frame.across(p.x):.1f},{frame.up(p.value - _error(p)):.1f}" for p in reversed(run)]

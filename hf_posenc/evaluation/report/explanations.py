@@ -12,6 +12,7 @@ PROTOCOLS = {
     "little context, so that figures fall with the length even where nothing distant is used.",
     "yarn": "As the script of the YaRN paper does it, to compare with published tables: a BOS token before each "
     "window, and the mean of the windows' means, whatever their sizes.",
+    "gap": "The positions of a passage end at the length; the text before it stands at their beginning.",
     "likelihood": "The right answer counts where the model finds it likelier than every distractor. Models that do "
     "not follow instructions, and tiny ones, can be measured so.",
     "generation": "The model writes its answer (greedy), and it counts where it is the right one.",
@@ -27,10 +28,15 @@ PROTOCOLS = {
 TASKS = {
     "perplexity": "The mean loss in nats per token; perplexity is its exponential.",
     "loss_by_position": "The loss of each position in the window, averaged in bins over all windows of one pass.",
+    "shift": "The loss of the same passages, each after an unrelated text and a gap that is left in the positions "
+    "alone, so that nothing but the distance changes; climb is how far it is above that at the shortest length, "
+    "passage by passage.",
     "passkey": "A number hidden in filler (the template of Mohtashami & Jaggi), asked for at the end. An easy test: "
     "passing it shows that a place can be reached, not that a text is understood.",
     "multikey": "Many keys with values are hidden, and one is asked for: the others are distractors.",
     "multivalue": "One key with several values, all of which are asked for.",
+    "json_kv": "The value of one key of a JSON object of random UUIDs (Lost in the Middle's prompt, HELMET's recall); "
+    "what each value is likely without the object is taken off.",
     "first_sentence": "The text's first sentence is asked for, which separates models that all pass the passkey test.",
     "embed_passkey": "Documents of the same filler that hide a person's pass key each (as LongEmbed's), at depths "
     "spread over the text; a query names the person. All but the name is alike in all documents.",
@@ -54,5 +60,5 @@ def task_title(task: str) -> str:
     """A task's name as a heading; a harness's own names stay as they are."""
     if task not in TASKS:
         return task
-    named = {"multikey": "multi-key needles", "multivalue": "multi-value needles"}
+    named = {"multikey": "multi-key needles", "multivalue": "multi-value needles", "json_kv": "JSON keys"}
     return named.get(task, task.replace("_", " ")).capitalize()

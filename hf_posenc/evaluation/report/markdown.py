@@ -18,6 +18,7 @@ from .views import (
     plain_details,
     position_panels,
     score_panels,
+    shift_panels,
     tax_rows,
     with_error,
 )
@@ -26,8 +27,10 @@ from .views import (
 def markdown(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     """Tables of all that the page draws, every figure, and how each was made."""
     parts = [f"# {cell(about.get('title', 'How far does it read?'))}"]
+    parts += [cell(about["verdict"])] if about.get("verdict") else []
     parts += [f"## Loss against length: {cell(_named(panel))}\n\n{_panel(panel)}" for panel in loss_panels(rows)]
     parts += [f"## Loss by position, {cell(panel.note)}\n\n{_panel(panel)}" for panel in position_panels(rows)]
+    parts += [f"## Shift\n\n{_panel(panel)}" for panel in shift_panels(rows)]
     parts += [f"## {cell(_grid_name(grid))}\n\n{_grid(grid)}" for grid in grids(rows)]
     parts += [f"## {cell(task_title(p.task))}, {cell(p.protocol)}\n\n{_panel(p)}" for p in score_panels(rows)]
     tax = tax_rows(rows)
@@ -76,7 +79,12 @@ def _grid(grid: Grid) -> str:
     lines = []
     for depth in grid.depths:
         found = (grid.cells.get((depth, length)) for length in grid.lengths)
-        lines.append([f"{depth:g} %", *("-" if point is None else figure(point.value, "accuracy") for point in found)])
+        lines.append(
+            [
+                f"{depth:g} %",
+                *("-" if point is None else f"{figure(point.value, 'accuracy')} ({point.n})" for point in found),
+            ]
+        )
     return table(["depth", *map(length_label, grid.lengths)], lines)
 
 

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from ..measures.rows import Row
-from .curves import line_chart
+from .curves import domain, line_chart, off_scale
 from .drawing import SHAPES
 from .explanations import ERRORS, task_title
 from .provenance import about_items, made
@@ -26,6 +26,7 @@ from .views import (
     position_panels,
     scheme_order,
     score_panels,
+    shift_panels,
     tax_rows,
     with_error,
 )
@@ -45,6 +46,7 @@ def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     sections = [
         _losses(loss_panels(rows), styles, trained, about.get("places") or {}),
         _positions(position_panels(rows), styles, trained),
+        _shift(shift_panels(rows), styles, trained),
         _retrieval(grids(rows), styles),
         _scores(score_panels(rows), styles, trained),
         _tax(tax_rows(rows), styles),
@@ -55,6 +57,7 @@ def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     return template.substitute(
         title=escape(str(about.get("title", "How far does it read?"))),
         kicker=escape(_counted(rows)),
+        verdict=f'<p class="verdict">{escape(str(about["verdict"]))}</p>\n' if about.get("verdict") else "",
         lede=_lede(rows, about),
         sections="\n".join(filter(None, sections)),
         footer=escape("Made by hf-posenc. This file is whole in itself and fetches nothing."),
@@ -109,8 +112,12 @@ def _lede(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
         parts.append(f"<b>{escape(Path(name).name if name.startswith(('/', '.', '~')) else name)}</b>")
     if about.get("trained_length"):
         parts.append(f"trained at {length_label(float(about['trained_length']))} tokens")
+    if about.get("target_length"):
+        parts.append(f"patched for {length_label(float(about['target_length']))}")
     if about.get("text"):
         parts.append(f"reading {escape(str(about['text']))}")
+    if about.get("date"):
+        parts.append(f"<time>{escape(str(about['date']))}</time>")
     return ", ".join(parts) + ("." if parts else f"{len(rows)} figures.")
 
 
@@ -147,19 +154,19 @@ def _chart(panel: Panel, styles: Mapping[str, int], trained: Any, x_name: str, m
 def _losses(
     panels: Sequence[Panel], styles: Mapping[str, int], trained: Any, places: Mapping[tuple[str, str, int], str]
 ) -> str:
+    say = [
+        "Lower is better. A curve that stays flat or falls reads on; one that climbs has lost its place.",
+        "Bands and bars are one standard error.",
+    ]
+    if any(off_scale(panel, domain(panel)[1]) for panel in panels):
+        say.append("Arrows above the dashed line are figures off the scale.")
+    if places:
+        say.append("In brackets: the range of ranks compatible with the error bars.")
     figures = [
         f"<figure>{_caption(f'Protocol: {panel.protocol}', panel.note)}"
         f"{_chart(panel, styles, trained, 'length, tokens')}{_matrix(panel, places)}</figure>"
         for panel in panels
     ]
-    say = [
-        "Lower is better. A curve that stays flat or falls reads on; one that climbs has lost its place.",
-        "Bands are one standard error.",
-    ]
-    if any("↑" in figure for figure in figures):
-        say.append("Arrows above the dashed line are figures off the scale.")
-    if places:
-        say.append("In brackets: the range of ranks compatible with the error bars.")
     return section("Loss against length", say, "".join(figures)) if figures else ""
 
 
@@ -211,16 +218,26 @@ def _positions(panels: Sequence[Panel], styles: Mapping[str, int], trained: Any)
     return section("Loss by position", say, "".join(figures)) if figures else ""
 
 
+def _shift(panels: Sequence[Panel], styles: Mapping[str, int], trained: Any) -> str:
+    say = [
+        "The same passages, read after an unrelated text and a gap in the positions that ends at the length. Nothing "
+        "but the distance changes: a flat curve means sound positions, a climbing one broken ones.",
+    ]
+    figures = [f"<figure>{_chart(panel, styles, trained, 'length, tokens')}</figure>" for panel in panels]
+    return section("Shift", say, "".join(figures)) if figures else ""
+
+
 def _retrieval(found: Sequence[Grid], styles: Mapping[str, int]) -> str:
     say = [
         "Share of right answers by how deep the answer lies in the text (0 % is its beginning) and how long the text "
-        "is. 1 is perfect.",
+        "is. 1 is perfect; below it the number of trials.",
     ]
     figures = ""
     for task, protocol in dict.fromkeys((grid.task, grid.protocol) for grid in found):
         own = [grid for grid in found if (grid.task, grid.protocol) == (task, protocol)]
         maps = "".join(
-            f"<div><h4>{_key(styles[grid.scheme])}{escape(grid.scheme)}</h4>{heat_map(grid)}</div>" for grid in own
+            f"<div><h4>{_key(styles[grid.scheme])}{escape(grid.scheme)}</h4>{heat_map(grid, named=not i)}</div>"
+            for i, grid in enumerate(own)
         )
         chance = f", guessing gives {own[0].chance}" if own[0].chance else ""
         caption = _caption(task_title(task), f"scored by {protocol}{chance}")
@@ -265,7 +282,8 @@ def _table(rows: Sequence[Row]) -> str:
     body = "".join(_table_row(row) for row in rows)
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     say = [f"All {len(rows)} rows. The heads sort it."]
-    return section("Every figure", say, scrolled(table, "every figure", "full tall"), "wide")
+    aside = '<p class="phone">It goes on to the right.</p>'
+    return section("Every figure", say, aside + scrolled(table, "every figure", "full tall"), "wide")
 
 
 def _numeric(name: str) -> str:

@@ -24,6 +24,7 @@ from .views import (
     position_panels,
     scheme_order,
     score_panels,
+    shift_panels,
     tax_rows,
 )
 
@@ -38,7 +39,7 @@ def picture(rows: Sequence[Row], about: Mapping[str, Any]) -> bytes:
     styles = {scheme: i for i, scheme in enumerate(order if order[0] == "unpatched" else ["", *order])}
     drawn: list[Callable[[Axes], None]] = [
         partial(_curves, panel=panel, styles=styles, trained=about.get("trained_length"))
-        for panel in (*loss_panels(rows), *position_panels(rows), *score_panels(rows))
+        for panel in (*loss_panels(rows), *position_panels(rows), *shift_panels(rows), *score_panels(rows))
     ]
     drawn += [partial(_heat, grid=grid) for grid in grids(rows)]
     if tax := tax_rows(rows):
@@ -99,8 +100,9 @@ def _heat(axes: Axes, grid: Grid) -> None:
     for i, line in enumerate(values):
         for j, value in enumerate(line):
             known = (grid.depths[i], grid.lengths[j]) in grid.cells
-            words = figure(value, "accuracy") if known else "–"  # noqa: RUF001
-            axes.text(j, i, words, ha="center", va="center", fontsize=8, color="white" if value > 0.55 else "black")
+            count = grid.cells[grid.depths[i], grid.lengths[j]].n if known else 0
+            words = f"{figure(value, 'accuracy')}\nn={count}" if known else "–"  # noqa: RUF001
+            axes.text(j, i, words, ha="center", va="center", fontsize=7, color="white" if value > 0.55 else "black")
     axes.set_xticks(range(len(grid.lengths)), [length_label(length) for length in grid.lengths])
     axes.set_yticks(range(len(grid.depths)), [f"{depth:g} %" for depth in grid.depths])
     axes.set_ylabel("depth", fontsize=8)

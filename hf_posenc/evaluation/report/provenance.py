@@ -11,7 +11,7 @@ from .explanations import PROTOCOLS, TASKS, task_title
 from .views import span
 
 COUNTED = ("windows", "documents", "tokens", "trials", "seeds", "seed", "stride", "scored", "distractors")
-PLACED = ("title", "command", "places")
+PLACED = ("title", "command", "places", "verdict")
 """What the page shows elsewhere."""
 
 

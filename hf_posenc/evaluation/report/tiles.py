@@ -10,13 +10,14 @@ from .drawing import FOCUSABLE, Scale, digits, line, mark, svg, text, ticks, tol
 from .views import Grid, figure, length_label, with_error
 
 
-def heat_map(grid: Grid) -> str:
-    """Accuracy by depth (down) and length (across), with its number in each cell."""
-    width, row = 256.0, 24.0
+def heat_map(grid: Grid, named: bool = True) -> str:
+    """Accuracy by depth (down) and length (across), with its number and that of its trials in each cell."""
+    width, row = 256.0, 34.0
     left, top = 46.0, 22.0
     cell = (width - left) / len(grid.lengths)
-    height = top + row * len(grid.depths) + 18
-    parts = [text(0, 14, "depth", "axis-name"), text(width, height - 2, "length, tokens", "axis-name", "end")]
+    height = top + row * len(grid.depths) + (18 if named else 2)
+    parts = [text(0, 14, "depth", "axis-name")] if named else []
+    parts += [text(width, height - 2, "length, tokens", "axis-name", "end")] if named else []
     for j, length in enumerate(grid.lengths):
         parts.append(text(left + cell * (j + 0.5), 14, length_label(length), "tick", "middle"))
     for i, depth in enumerate(grid.depths):
@@ -38,7 +39,8 @@ def _cell(grid: Grid, depth: float, length: int, place: tuple[float, float, floa
         return f'<rect {where} class="void"/>' + text(x + width / 2, y + height / 2 + 4, "–", "tick", "middle")  # noqa: RUF001
     finite = math.isfinite(point.value)
     heat = f"h{round(10 * min(max(point.value, 0.0), 1.0))}" if finite else "void"
-    words = text(x + width / 2, y + height / 2 + 4, figure(point.value, "accuracy"), f"cell {heat}", "middle")
+    words = text(x + width / 2, y + height / 2 - 1, figure(point.value, "accuracy"), f"cell {heat}", "middle")
+    words += text(x + width / 2, y + height - 4, f"n={point.n}", f"cell count {heat}", "middle")
     tip = f"{grid.scheme}, {length_label(length)}, depth {depth:g} %: " + with_error(
         point.value, point.stderr, "accuracy"
     )

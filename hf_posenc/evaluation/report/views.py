@@ -77,6 +77,12 @@ def position_panels(rows: Sequence[Row]) -> list[Panel]:
     return _panels(shown, position_of, lambda row: f"windows of {length_label(row.details.get('window', 0))}")
 
 
+def shift_panels(rows: Sequence[Row]) -> list[Panel]:
+    """The loss of the same passages at growing positions."""
+    shown = [row for row in rows if row.task == "shift" and row.metric == "loss"]
+    return _panels(shown, lambda row: float(row.length), lambda row: "")
+
+
 def score_panels(rows: Sequence[Row]) -> list[Panel]:
     """Scores against length that have no depths to lay out: a harness, first sentences."""
     deep = _deep(rows)
@@ -169,7 +175,7 @@ def span(values: Sequence[float]) -> str:
 
 
 def _is_score(row: Row) -> bool:
-    return row.metric not in LOSSES and row.task not in ("tax", "loss_by_position")
+    return row.metric not in LOSSES and row.task not in ("tax", "loss_by_position", "shift")
 
 
 def _deep(rows: Sequence[Row]) -> set[tuple[str, str]]:

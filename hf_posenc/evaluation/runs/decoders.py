@@ -25,6 +25,7 @@ from ..measures.perplexity import (
 from ..measures.retrieval import retrieval
 from ..measures.rows import Row
 from ..measures.sharing import ALONE, Shared
+from ..measures.shift import BEFORE, cut_apart, shift
 from ..measures.texts import Document, bos_of, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized
 from .entries import CHUNKED, Entry, parsed_schemes, patched
@@ -52,6 +53,13 @@ class Material:
         return max(*self.options.lengths, *self.tax_lengths, 0)
 
     @property
+    def longest_pass(self) -> int:
+        """Tokens that go through the model at most: shift leaves its gap out."""
+        short = BEFORE + self.options.reading.scored + 1
+        read = self.options.lengths if set(self.options.tasks) != {"shift"} else (short,)
+        return max(*read, *self.tax_lengths, 0)
+
+    @property
     def tax_lengths(self) -> list[int]:
         return tax_lengths(self.trained, self.options.reading.scored) if self.taxed else []
 
@@ -67,9 +75,15 @@ class Material:
                 found += [self.perplexity_job(self.options.protocol, n) for n in self.options.lengths]
             elif task == "loss_by_position":
                 found.append(self.position_job(max(self.options.lengths)))
+            elif task == "shift":
+                found.append(self.shift_job())
             else:
                 found += [self.retrieval_job(task, n) for n in self.options.lengths]
         return found
+
+    def curve_jobs(self) -> list[Job]:
+        """What is shown before and after a patch, as curves."""
+        return [job for job in self.jobs() if job.key.startswith(("loss_by_position", "shift"))]
 
     def tax_jobs(self) -> list[Job]:
         return [self.perplexity_job("last", n) for n in self.tax_lengths]
@@ -108,15 +122,31 @@ class Material:
         windows = cut("last", self.documents, length, length, given, bos)
         return Job(f"loss_by_position/{length}", length, len(windows) * length, run)
 
+    def shift_job(self) -> Job:
+        """One for all lengths, each of which is compared with the shortest."""
+        refuse_textless(self.documents, "shift")
+        bos, given, lengths = self.bos("last"), self.reading("last"), self.options.lengths
+        before, passages = cut_apart(self.documents, min(lengths), given, bos)
+
+        def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
+            end = reach(model) or max(lengths)
+            return shift(
+                model, self.documents, [n for n in lengths if n <= end], reading=given, bos=bos, scheme=scheme,
+                progress=progress, shared=self.shared,
+            )  # fmt: skip
+
+        tokens = (before.numel() + passages.numel()) * len(set(lengths))
+        return Job(f"shift/{'-'.join(map(str, sorted(set(lengths))))}", min(lengths), tokens, run)
+
     def retrieval_job(self, task: str, length: int) -> Job:
-        asked, size = self.options.asked, self.options.reading.batch_size
+        asked, given = self.options.asked, self.options.reading
         one = replace(asked, trials=1, depths=asked.depths[:1])
         trials(task, length, self.tokenizer, one, self.documents)  # raises now, not hours later, where none fits
 
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return retrieval(
-                model, self.tokenizer, task, length, asked=asked, documents=self.documents, batch_size=size,
-                scheme=scheme, progress=progress, shared=self.shared,
+                model, self.tokenizer, task, length, asked=asked, documents=self.documents,
+                batch_size=given.batch_size, scheme=scheme, progress=progress, shared=self.shared, step=given.step,
             )  # fmt: skip
 
         return Job(f"{task}/{length}", length, len(asked.depths) * asked.trials * length, run)
@@ -133,7 +163,7 @@ def prepared(model: Any, material: Material, force: bool) -> Material:
     refuse_not_causal(model)
     refuse_strange_tokens(material.documents, vocabulary_of(model))
     material = affordable(material)
-    reading, length = material.options.reading, material.longest
+    reading, length = material.options.reading, material.longest_pass
     rows = reading.batch_size or rows_together(length, model.device.type)
     cached = reading.step is not None or any(task in MAKERS for task in material.options.tasks)
     refuse_oversized(model, estimate(model, rows, length, reading.chunk, cached, reading.step), force)
@@ -179,11 +209,12 @@ def evaluate_decoder(
     refuse_beyond_reach(model, max(options.lengths))
     taxed = material.tax_jobs()
     own = unique([*material.jobs(), *taxed])
+    before = [*taxed, *(job for job in material.curve_jobs() if taxed)]
     results = Results(out, decoder_identity(model, tokenizer, documents, options, reference), shared)
-    with progress_bar([*((scheme, job) for job in own), *((UNPATCHED, job) for job in taxed)], results, quiet) as bar:
+    with progress_bar([*((scheme, job) for job in own), *((UNPATCHED, job) for job in before)], results, quiet) as bar:
         rows = perform(model, scheme, own, results, bar.update)
         if taxed:
-            rows += unpatched_rows(model, reference, taxed, results, bar.update)
+            rows += unpatched_rows(model, reference, before, results, bar.update)
             rows += kept(results, f"{scheme}/tax", tax_rows(rows, material.trained))
     return rows
 
@@ -199,12 +230,12 @@ def decoder_identity(
 
 
 def unpatched_rows(model: Any, reference: Any, jobs: Sequence[Job], results: Results, bar: Progress) -> list[Row]:
-    """What the tax is measured against; where that cannot be had, nothing, and a warning that says why."""
+    """What stands beside the patched model's; where that cannot be had, nothing, and a warning that says why."""
     if reference is not None:
-        return perform(reference, UNPATCHED, jobs, results, bar)
+        return perform(reference, UNPATCHED, within_reach(reference, UNPATCHED, jobs), results, bar)
     try:
         with positions_undone(model):
-            return perform(model, UNPATCHED, jobs, results, bar)
+            return perform(model, UNPATCHED, within_reach(model, UNPATCHED, jobs), results, bar)
     except PosencError as error:
         warnings.warn(
             f"The short-context tax was not measured: {error} Name the unpatched model with --reference.",

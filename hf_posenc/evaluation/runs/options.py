@@ -10,7 +10,9 @@ from ..measures.haystacks import HAYSTACKS, Haystacks
 from ..measures.needles import MAKERS, Retrieval
 from ..measures.perplexity import Reading, protocol_of
 
-READING_TASKS = ("perplexity", "loss_by_position", *MAKERS)
+TEXT_TASKS = ("perplexity", "loss_by_position", "shift")
+"""Losses of text."""
+READING_TASKS = (*TEXT_TASKS, *MAKERS)
 """For models that predict the next token."""
 TASKS = (*READING_TASKS, *HAYSTACKS)
 

@@ -8,6 +8,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +60,7 @@ def write(rows: Sequence[Row], json_file: str | None, report: str | None, about:
         told = {
             **about,
             "text": ", ".join(Path(name).name for name in about["text"] or []),
+            "date": date.today().isoformat(),
             "command": "hf-posenc " + " ".join(sys.argv[1:]),
             "versions": f"torch {version('torch')}, transformers {version('transformers')}, {platform.machine()}",
         }

@@ -30,7 +30,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
     """Schemes in order of loss, at each length; what paired error bars do not separate shares a rank."""
     groups: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
-        if row.metric == "loss" and "losses" in row.details:
+        if row.metric == "loss" and row.task != "shift" and "losses" in row.details:
             groups.setdefault((row.task, row.protocol, row.length), []).append(row)
     found = []
     for (task, protocol, length), group in sorted(groups.items()):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ...patching.lengths import refuse_beyond_reach
 from ...patching.live import bare
 from ..measures.retrieval import accuracy
 from ..measures.rows import Row
+from ..measures.sharing import ALONE, Shared
 from ..measures.texts import refuse_missing
 from ..runs.jobs import scheme_of
 from ..runs.results import Results
@@ -53,16 +55,17 @@ def evaluate_harness(
     samples: int = 50,
     batch_size: int = 1,
     results: Results | None = None,
+    shared: Shared = ALONE,
 ) -> list[Row]:
     """A row for each task of `group` (a suite, a group of its tasks, or task names with commas) at each length.
 
     Every task and length draws its documents anew from the same seed, so that all models and schemes meet the same.
     No prompt is cut: `details["tokens"]` says how long they were. LongBench's documents have their own lengths and go
     to the smallest of `lengths` that holds them; the rest is counted as `too_long`. What `results` has is not made
-    again, and what is made is added to them.
+    again, and what is made is added to them. Several processes share the documents of a task.
     """
-    kept = results or Results(None, {})
-    return list(harness_rows(model, tokenizer, group, lengths, samples=samples, batch_size=batch_size, results=kept))
+    kept, sizes = results or Results(None, {}), {"samples": samples, "batch_size": batch_size}
+    return list(harness_rows(model, tokenizer, group, lengths, **sizes, results=kept, shared=shared))
 
 
 def harness_rows(
@@ -74,8 +77,10 @@ def harness_rows(
     samples: int,
     batch_size: int,
     results: Results,
+    shared: Shared = ALONE,
 ) -> Iterator[Row]:
     """The rows of `evaluate_harness` as they come."""
+    refuse_divided_batches(batch_size, shared)
     tasks, wanted = planned(model, tokenizer, group, lengths, samples)
     lm = wrapped(model, tokenizer, batch_size)
     scheme = scheme_of(model)
@@ -87,7 +92,7 @@ def harness_rows(
             for low, length in zip([0, *wanted], wanted, strict=False):
                 key = f"{scheme}/harness/{name}/{low}-{length}/{samples}"
                 if key not in results.done:
-                    row = measured(lm, name, (low, length), folder, samples)
+                    row = measured(lm, name, (low, length), folder, samples, shared)
                     results.add(key, [] if row is None else [Row(**{**row, "scheme": scheme})])
                 yield from results.done[key]
 
@@ -106,6 +111,15 @@ def planned(
     refuse_meaningless(tasks, wanted)
     refuse_endless(tasks, wanted, tokenizer)
     return tasks, wanted
+
+
+def refuse_divided_batches(batch_size: int, shared: Shared) -> None:
+    """Raise where processes would put other prompts together than one does, whose padding moves the last digits."""
+    if shared.count > 1 and batch_size > 1:
+        raise PosencError(
+            f"{shared.count} processes share the prompts of a harness one by one, and batches of {batch_size} would "
+            "be others than those of one process: leave --batch-size out, or take one process."
+        )
 
 
 def refuse_mute(model: Any) -> None:
@@ -206,7 +220,9 @@ def loaded(name: str, length: int, tokenizer: str) -> Any:
         raise PosencError(f"{name} cannot be made at {length} tokens: {error}") from None
 
 
-def measured(lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, samples: int) -> dict[str, Any] | None:
+def measured(
+    lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, samples: int, shared: Shared = ALONE
+) -> dict[str, Any] | None:
     """The fields of a row; None where no document of LongBench has such a length."""
     from lm_eval import evaluator
 
@@ -218,9 +234,15 @@ def measured(lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, sa
         return None
     lm.set_max_length(details["tokens"]["longest"])
     refuse_beyond_reach(lm.model, lm.max_length)
-    with quiet():
-        done = evaluator.evaluate(lm=lm, task_dict={"tasks": {name: task}}, samples={name: chosen}, bootstrap_iters=0)
-    answers = [answer(sample, span[1]) for sample in done["samples"][name]]
+
+    def read(part: list[int]) -> list[dict[str, Any]]:
+        with quiet():
+            task_dict, own = {"tasks": {name: task}}, {name: part}
+            done = evaluator.evaluate(lm=lm, task_dict=task_dict, samples=own, bootstrap_iters=0) if part else None
+        return [answer(sample, span[1]) for sample in done["samples"][name]] if done else []
+
+    parts = [chosen[first :: shared.count] for first in range(shared.count)]
+    answers = sorted(chain(*shared.each(parts, read)), key=lambda found: found["document"])
     value, error = accuracy([each["score"] for each in answers])
     return {
         "task": name,

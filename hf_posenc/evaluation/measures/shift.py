@@ -1,0 +1,123 @@
+"""One passage read at growing positions: flat where positions are sound, climbing where they are broken.
+
+The passage follows an unrelated text, and a gap that is left in the positions alone. Nothing but the distance changes,
+so a curve that climbs is the fault of the positions; and a pass is as short at 128k as at 1k.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
+
+from ...errors import PosencError
+from ...patching.live import bare
+from .estimates import mean_and_error
+from .losses import Pass, cacheable, refuse_broken
+from .perplexity import Progress, Reading, chunks, rows_together
+from .rows import Row
+from .sharing import ALONE, Shared
+from .texts import Document, spread_windows
+
+BEFORE = 128
+"""Tokens of the unrelated text, where the shortest length has room for them."""
+LEAST = 16
+HOW = "the same passages after an unrelated text and a gap in the positions that ends at the length"
+
+
+def shift(
+    model: Any,
+    documents: Sequence[Document],
+    lengths: Sequence[int],
+    *,
+    reading: Reading | None = None,
+    bos: int | None = None,
+    scheme: str = "unpatched",
+    progress: Progress | None = None,
+    shared: Shared = ALONE,
+) -> list[Row]:
+    """The loss of passages that end at each length, and how far each is above its own at the shortest."""
+    refuse_unshiftable(model)
+    reading, ends = reading or Reading(), sorted(set(lengths))
+    before, passages = cut_apart(documents, ends[0], reading, bos)
+
+    def read(batch: list[int]) -> Tensor:
+        found = torch.stack([shifted(model, before[batch], passages[batch], end) for end in ends], 1)
+        if progress is not None:
+            progress(len(batch) * len(ends) * (before.shape[1] + passages.shape[1]) * shared.count)
+        return found
+
+    together = reading.batch_size or rows_together(before.shape[1] + passages.shape[1], model.device.type)
+    cut = list(chunks(list(range(len(passages))), together))
+    losses = torch.cat(shared.each(cut, read)).double()  # passage, length
+    details: dict[str, Any] = {
+        "how": HOW,
+        "windows": len(passages),
+        "tokens": len(passages) * (passages.shape[1] - 1),
+        "before": before.shape[1],
+        "scored": passages.shape[1] - 1,
+        "documents": [document.name for document in documents],
+        "bos": bos is not None,
+    }
+    rows = []
+    for column, end in enumerate(ends):
+        own, climbed = losses[:, column].tolist(), (losses[:, column] - losses[:, 0]).tolist()
+        for metric, values in (("loss", own), ("climb", climbed)):
+            value, error = mean_and_error(values)
+            row = Row(
+                task="shift", protocol="gap", scheme=scheme, length=end, metric=metric, value=value, stderr=error,
+                n=len(values), details={**details, "losses": values} if metric == "loss" else details,
+            )  # fmt: skip
+            if metric == "loss" or column:
+                rows.append(row)
+    return rows
+
+
+@torch.no_grad()
+def shifted(model: Any, before: Tensor, passages: Tensor, end: int) -> Tensor:
+    """The mean loss of each passage, all but its first token, where its last position is `end` - 1."""
+    cache = DynamicCache()
+    Pass(model, before, 0, cache).logits(slice(0, 1))
+    size = passages.shape[1]
+    logits = Pass(model, passages, end - size, cache).logits(slice(0, size - 1)).float()
+    targets = passages[:, 1:].to(logits.device)
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).cpu()
+    refuse_broken(losses, end - size + 1)
+    return losses.mean(-1)
+
+
+def cut_apart(
+    documents: Sequence[Document], shortest: int, reading: Reading, bos: int | None
+) -> tuple[Tensor, Tensor]:
+    """Passages, and what stands before each: a text from elsewhere, opened by `bos` if there is one."""
+    size = reading.scored + 1
+    room = min(BEFORE, shortest - size)
+    if room < LEAST:
+        raise PosencError(
+            f"shift reads {size} tokens after at least {LEAST} others, and {shortest} tokens have no room for them: "
+            f"take lengths from {size + LEAST} up, or score fewer."
+        )
+    windows = spread_windows(documents, room + size, room + size, size, reading.windows)
+    if len(windows) < 2:
+        raise PosencError("shift takes what stands before a passage from another window: read two windows or more.")
+    rows = torch.stack([documents[w.document].ids[w.start : w.end] for w in windows])
+    before = rows[:, :room].roll(len(rows) // 2, 0)
+    if bos is not None:
+        before = torch.cat([torch.full((len(rows), 1), bos), before[:, 1:]], 1)
+    return before, rows[:, room:]
+
+
+def refuse_unshiftable(model: Any) -> None:
+    """Raise for models whose positions nobody outside them chooses."""
+    inner = bare(model)
+    taken = inspect.signature(inner.forward).parameters
+    if not cacheable(model) or "position_ids" not in taken:
+        raise PosencError(
+            f"{type(inner).__name__} does not take positions over a cache from outside, which shift moves. Measure "
+            "--tasks perplexity by the protocol `last` instead."
+        )

@@ -1,0 +1,99 @@
+"""What a run has shown, in one sentence that error bars carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..measures.estimates import mean_and_error, separated
+from ..measures.retrieval import accuracy
+from ..measures.rows import Row
+from .standings import standings
+from .tax import UNPATCHED
+
+COSTLY = 0.1
+"""Nats that a scheme may cost short texts, before it is said to need training."""
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Who is ahead and by how much; or, of one model, what becomes of its loss. Empty where nothing carries one."""
+    said = _of_losses(rows) or _of_accuracy(rows)
+    costly = costs(rows)
+    return "; ".join(filter(None, (said, costly))) + "." if said or costly else ""
+
+
+def _of_losses(rows: Sequence[Row]) -> str:
+    """At the longest length that all schemes share the windows of."""
+    found = standings(rows)
+    if not found:
+        return ""
+    places = [s for s in found if (s.task, s.protocol) == (found[0].task, found[0].protocol)]
+    end = max(s.length for s in places)
+    group = sorted((s for s in places if s.length == end), key=lambda s: s.value)
+    own = {
+        (row.scheme, row.length): row.details["losses"]
+        for row in rows
+        if row.metric == "loss" and (row.task, row.protocol) == (found[0].task, found[0].protocol)
+    }
+    if len(group) == 1:
+        return _alone(group[0].scheme, own)
+    first = [s.scheme for s in group if s.rank == 1]
+    others = [scheme for scheme in first if scheme != UNPATCHED]
+    if UNPATCHED in first and others:
+        return f"At {end} tokens {listed(others)} cannot be told from the unpatched model"
+    led = f"At {end} tokens {listed(first)} {'is first' if len(first) == 1 else 'are level'}"
+    if UNPATCHED in first or (UNPATCHED, end) not in own:
+        return led
+    mean = [sum(values) / len(first) for values in zip(*(own[scheme, end] for scheme in first), strict=True)]
+    value, error = mean_and_error([a - b for a, b in zip(own[UNPATCHED, end], mean, strict=True)])
+    return f"{led}, {value:.2f}{plus(error)} nats better than {UNPATCHED} (n = {len(mean)})"
+
+
+def _alone(scheme: str, own: dict[tuple[str, int], list[float]]) -> str:
+    """One model: its loss at the longest length against that at the shortest, where the same tokens are scored."""
+    lengths = sorted(length for name, length in own if name == scheme)
+    low, high = own[scheme, lengths[0]], own[scheme, lengths[-1]]
+    if len(lengths) < 2 or len(low) != len(high):
+        return ""
+    value, error = mean_and_error([b - a for a, b in zip(low, high, strict=True)])
+    moved = "stays level" if not separated(low, high) else "rises" if value > 0 else "falls"
+    how = f"{moved} ({value:+.2f}{plus(error)} nats" if moved == "stays level" else f"{moved} by {abs(value):.2f}"
+    end = f", n = {len(low)})" if moved == "stays level" else f"{plus(error)} nats (n = {len(low)})"
+    return f"From {lengths[0]} to {lengths[-1]} tokens the loss of {scheme} {how}{end}"
+
+
+def _of_accuracy(rows: Sequence[Row]) -> str:
+    """Where no loss was measured: how much of the first task is found at the longest length, over all depths."""
+    scores = [row for row in rows if row.metric == "accuracy"]
+    if not scores:
+        return ""
+    task = scores[0].task
+    scores = [row for row in scores if row.task == task]
+    end, protocol = max(row.length for row in scores), scores[-1].protocol
+    shares = []
+    for scheme in dict.fromkeys(row.scheme for row in scores):
+        own = [r for r in scores if (r.scheme, r.task, r.protocol, r.length) == (scheme, task, protocol, end)]
+        n = sum(row.n for row in own)
+        if n:
+            value = sum(row.value * row.n for row in own) / n
+            shares.append((value, accuracy([value] * n)[1], scheme, n))
+    told = [f"{scheme} {value:.2f}{plus(error)} (n = {n})" for value, error, scheme, n in sorted(shares, reverse=True)]
+    return f"At {end} tokens the share of {task} that is right ({protocol}): {', '.join(told)}" if told else ""
+
+
+def costs(rows: Sequence[Row]) -> str:
+    """The schemes that short texts pay for more than error bars allow."""
+    taxes = [row for row in rows if row.task == "tax" and row.stderr is not None]
+    longest = {row.scheme: row for row in sorted(taxes, key=lambda row: row.length)}
+    dear = [row for row in longest.values() if row.value - 2 * (row.stderr or 0.0) > COSTLY]
+    if not dear:
+        return ""
+    said = ", ".join(f"{row.scheme} costs {row.value:.2f}{plus(row.stderr)} nats on short text" for row in dear)
+    return f"{said}: {'it needs' if len(dear) == 1 else 'they need'} training"
+
+
+def listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def plus(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.2f}"
