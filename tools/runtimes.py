@@ -347,7 +347,9 @@ def main() -> int:
                     print(" ".join(line.split())[:240], flush=True)
                     counts[f"{runtime}, {way}: {found[0]}{' (' + note + ')' if note else ''}"] += 1
                     new.append(entry(runtime, way, cell, version, found, note))
-            if given.record and new:
+            if not any(one.verdict == "right" for one in new):
+                print(f"{runtime} was right about nothing: is it whole? Nothing is recorded.", file=sys.stderr)
+            elif given.record:
                 whole = set(given.schemes) >= set(SCHEMES)  # those that were not asked about stay as they are
                 recorded(joined(new), instead_of={(e.runtime, e.way, e.architecture) for e in new if whole})
     for words, count in sorted(counts.items()):

@@ -19,9 +19,10 @@ from .ropes import SCALED, length_of, original_of, raw_ropes, scaled, type_of
 
 MODEL = ("model", "model_path", "model_name_or_path", "pretrained_model_name_or_path", "m")
 OVERRIDES = ("hf_overrides", "json_model_override_args", "model_overrides", "model_kwargs", "model_init_kwargs")
-SERVED = ("max_model_len", "context_length", "max_total_tokens", "max_seq_length", "num_ctx", "n_ctx", "ctx_size", "c")
-LENGTH = (*SERVED, "cutoff_len", "sequence_len")
-"""The last two are those of LLaMA-Factory and axolotl, who train."""
+LENGTH = (
+    *("max_model_len", "context_length", "max_total_tokens", "max_seq_length", "num_ctx", "n_ctx", "ctx_size", "c"),
+    *("cutoff_len", "sequence_len"),  # of LLaMA-Factory and axolotl, who train
+)
 ANSWER = ("max_new_tokens", "max_tokens", "max_completion_length", "num_predict")
 DRAFT = ("speculative_model", "draft_model", "model_draft", "speculative_draft_model_path", "md")
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")

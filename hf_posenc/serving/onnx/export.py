@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -29,6 +30,9 @@ from ..onnx_reader import FILE, READER
 from ..proof import Proof, prove
 from ..readers import Subject
 from .graphs import cached_graph, whole_graph
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""torch's exporter writes for a terminal."""
 
 
 def export_onnx(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Proof | None:
@@ -81,7 +85,8 @@ def write_onnx(model: Any, folder: Path) -> None:
             )
         program.save(str(folder / FILE))
     except Exception as error:  # what cannot be traced fails in as many ways as there are models
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        said = COLOURS.sub("", str(error)).strip()
+        why = said.splitlines()[0] if said else type(error).__name__
         raise UnsupportedCell(
             f"torch cannot export {describe(model).scheme!r} on {type(model).__name__} for any length: {why}"
         ) from error
