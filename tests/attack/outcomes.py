@@ -63,13 +63,9 @@ def outcome(seed: int, mode: str | None = None) -> tuple[str, Drawn, str]:
             if said_by_us(error):
                 return "refused", case, str(error).splitlines()[0]
             told = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}".splitlines()[0]
-            word = (
-                "theirs"
-                if case.mode not in OURS and _is_theirs(case, error)
-                else "WRONG"
-                if isinstance(error, Wrong)
-                else "crashed"
-            )
+            word = "WRONG" if isinstance(error, Wrong) else "crashed"
+            excused = word == "crashed" or case.mode not in OURS
+            word = "theirs" if excused and _is_theirs(case, error) else word
             return word, case, told[:300]
     return "right", case, ""
 
