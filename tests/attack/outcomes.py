@@ -38,6 +38,8 @@ MODES = {
     "inductor": (drawn_inductor, 0),
 }
 """And how often of a thousand. To compile takes seconds, with inductor tens of them: those are asked for by name."""
+OURS = ("parts", "store", "terms")
+"""Where this package's own code runs on unpatched models as well: that these are as wrong excuses nothing."""
 SLOW = ("compile", "decode", "export", "inductor")
 WORDS = ("right", "refused", "theirs", "crashed", "WRONG")
 
@@ -61,7 +63,9 @@ def outcome(seed: int, mode: str | None = None) -> tuple[str, Drawn, str]:
             if said_by_us(error):
                 return "refused", case, str(error).splitlines()[0]
             told = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}".splitlines()[0]
-            word = "theirs" if _is_theirs(case, error) else "WRONG" if isinstance(error, Wrong) else "crashed"
+            word = "WRONG" if isinstance(error, Wrong) else "crashed"
+            excused = word == "crashed" or case.mode not in OURS
+            word = "theirs" if excused and _is_theirs(case, error) else word
             return word, case, told[:300]
     return "right", case, ""
 

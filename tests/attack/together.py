@@ -61,7 +61,7 @@ def work(rank: int, port: int, bad: mp.SimpleQueue) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for compiled in (False, True):
-        tried = refused = 0
+        tried = refused = wrong = 0
         for cell in cells():
             if compiled and (cell.kind == "gpt2" or cell.variant):  # seconds each
                 continue
@@ -73,9 +73,13 @@ def work(rank: int, port: int, bad: mp.SimpleQueue) -> None:
                 continue
             tried += 1
             if not off <= OFF:
+                wrong += 1
                 bad.put(f"{cell}, {'compiled' if compiled else 'as it is'}: {off:.2g} off")
         if rank == 0:
-            print(f"{'compiled' if compiled else 'as it is'}: {tried} cells, {refused} refused", flush=True)
+            print(
+                f"{'compiled' if compiled else 'as it is'}: {tried} cells, {wrong} wrong, {refused} refused",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 
