@@ -333,16 +333,28 @@ def test_bf16_costs_no_more_than_on_the_plain_model(scheme):
         assert (found - meant).abs().mean() < 2 * plain
 
 
-@pytest.mark.parametrize("scheme", ["window", "rerope"])
+COMPILED = {**OPTIONS, "sparse": dict(window=4, global_tokens=2), "dynamic_ntk": {}}
+
+
+@pytest.mark.parametrize("scheme", sorted(COMPILED.keys() - {"streaming"}))
 def test_compiled_decoding_in_one_graph(scheme):
+    """Rows with padding in front, of several texts, past the end of a stage, and once more from the start."""
     torch._dynamo.reset()
-    model, ids = patched(scheme, num_hidden_layers=1), tokens(2, 50)
-    meant, past = logits(model, ids), StaticCache(config=model.config, max_cache_len=64)
-    logits(model, ids[:, :40], past_key_values=past)
+    model = patch_model(tiny("llama", num_hidden_layers=1), scheme, **COMPILED[scheme])
+    ids, gaps, start, end = tokens(2, 50), torch.tensor([[0], [7]]), 30, 42
+    mask = (torch.arange(50) >= gaps).long()
+    places = (torch.arange(50) - gaps).clamp(min=0)
+    meant = logits(model, ids, attention_mask=mask, position_ids=places, use_cache=False)
+    past = StaticCache(config=model.config, max_cache_len=50)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    same(
-        torch.cat([logits(compiled, ids[:, i : i + 1], past_key_values=past) for i in range(40, 50)], 1), meant[:, 40:]
-    )
+    for turn in range(2):
+        past.reset()
+        told = dict(attention_mask=mask[:, :start], position_ids=places[:, :start])
+        logits(model, ids[:, :start], past_key_values=past, **told)
+        for i in range(start, end):
+            told = dict(attention_mask=mask[:, : i + 1], position_ids=places[:, i : i + 1])
+            with torch._dynamo.config.patch(error_on_recompile=turn == 1 or i >= start + 2):
+                same(logits(compiled, ids[:, i : i + 1], past_key_values=past, **told), meant[:, i : i + 1])
 
 
 def test_a_compiled_prefill_in_one_graph():

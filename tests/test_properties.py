@@ -15,7 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_posenc import SCHEMES, patch_model
 from hf_posenc.core.effects import FollowingRotation, Geometry, Rotation
-from hf_posenc.runtime.positions import Positions, rotate
+from hf_posenc.runtime.positions import Positions
+from hf_posenc.runtime.rotation import rotate
 from hf_posenc.schemes.frequencies import default_frequencies
 from hf_posenc.schemes.sinusoidal import LAYOUTS, sinusoids
 

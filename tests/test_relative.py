@@ -6,6 +6,7 @@ import pytest
 import torch
 from cells import tiny, tokens
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import eager_mask
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
@@ -197,6 +198,32 @@ def test_nothing_of_the_size_of_all_pairs_is_kept():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.numel()) or t, lambda t: t):
         relative.attend(layer, q, k, v, None, Call(at, at, 0), bias, 1, causal=True, weighs=False)
     assert max(held, default=0) <= q.numel() < 4 * 200 * 200
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor holds that is made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for x in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(x, torch.Tensor):
+                self.most = max(self.most, x.untyped_storage().nbytes() // x.itemsize)
+        return made
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_no_tensor_is_of_the_size_of_all_pairs(name, trains):
+    bias, layer = module_of(SCHEMES[name])
+    length, at = 400, torch.arange(400)[None]
+    with Largest() as seen, torch.set_grad_enabled(trains):
+        q, k, v = inputs(length)
+        out, _ = relative.attend(layer, q, k, v, None, Call(at, at, 0), bias, 1, causal=True, weighs=False)
+        if trains:
+            out.sum().backward()
+    assert q.numel() <= seen.most < q.shape[0] * q.shape[1] * length**2 / 4
 
 
 @pytest.mark.parametrize("kind, name", [("llama", "shaw-values"), ("bert", "transformer_xl"), ("gpt2", "deberta")])

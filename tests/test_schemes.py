@@ -16,7 +16,7 @@ from hf_posenc.core.effects import ComputedSource, Effect, FollowingRotation, Ge
 from hf_posenc.core.tables import ComputedTable
 from hf_posenc.patching.grades import cells, sample_scheme
 from hf_posenc.patching.records import Record
-from hf_posenc.runtime.positions import rotate
+from hf_posenc.runtime.rotation import rotate
 from hf_posenc.schemes import frequencies as fr
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.learned import RESIZE, cubic_rows, cyclic_rows, hierarchical_rows, linear_rows

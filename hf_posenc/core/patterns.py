@@ -27,6 +27,9 @@ class Zone(NamedTuple):
     """Whether `key` is where caches keep their keys rotated to (`Pattern.kept`)."""
     still: bool = False
     """Whether all keys stand at 0: they are not rotated at all."""
+    most: int | None = None
+    """How many keys a query sees here at most, where no two that it sees stand at the same position; None if that
+    grows with the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +96,12 @@ class Banded(Pattern):
         apart = self._apart(query, key)
         near = apart.abs() < self.window
         unmoved = self._keeps and self.far is not None and self.far.divisor == 1.0
-        yield Zone(query, key, near & (apart >= 0) if self.causal else near, unmoved)
+        most = self.window if self.causal else 2 * self.window - 1
+        yield Zone(query, key, near & (apart >= 0) if self.causal else near, unmoved, most=most)
         if self.far is None:
             return
         early = True if self.far.first is None else (key < self.far.first)[:, None, :]
-        keys, kind = self.far.key(key), (self._keeps, self.far.still)
+        keys, kind = self.far.key(key), (self._keeps, self.far.still, self.far.first)
         yield Zone(self.far.query(query), keys, (apart >= self.window) & early, *kind)
         if not self.causal:
             yield Zone(self.far.query(query, -1), keys, (apart <= -self.window) & early, *kind)
@@ -153,7 +157,10 @@ class Scattered(Pattern):
             seen = seen | (apart % self.stride == 0)
         if self.random_blocks:
             seen = seen | self._drawn(query // self.block, key // self.block)
-        yield Zone(query, key, seen & (apart >= 0) if self.causal else seen)
+        most = None
+        if self.causal and not self.stride and not self.random_blocks:
+            most = self.window + self.global_tokens
+        yield Zone(query, key, seen & (apart >= 0) if self.causal else seen, most=most)
 
     def _drawn(self, query: Tensor, key: Tensor) -> Tensor:
         """The blocks that each block of queries draws: the same for every length of text, since they are hashed."""

@@ -12,7 +12,8 @@ from transformers.masking_utils import eager_mask
 from ..compat.models import attention_of, own_eager, set_attention
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group
-from ..runtime.positions import HALVES, LAYOUTS, PREFIX, rotate
+from ..runtime.positions import PREFIX
+from ..runtime.rotation import HALVES, LAYOUTS, rotate
 
 KNOWN = {"llama": HALVES, "mistral": HALVES, "qwen2": HALVES, "qwen3": HALVES}
 """Model types that need not be watched, so that their checkpoints can be patched without weights."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.effects import Geometry
 from ..errors import PosencError, UnsupportedModel, suggestion
 from ..families import Group, Places
-from ..runtime.positions import HALVES
+from ..runtime.rotation import HALVES
 from ..schemes import Scheme
 from ..schemes.plans import Plan
 from .layout import KNOWN, watched_layout

@@ -13,7 +13,7 @@ from ..core.effects import Effect, Geometry
 from ..errors import PosencError, UnsupportedCell
 from ..families import FAMILIES, Family, Places
 from ..registry import Origin
-from ..runtime.positions import LAYOUTS
+from ..runtime.rotation import LAYOUTS
 from ..schemes import SCHEMES, Scheme
 from ..schemes.checked import finite
 from ..schemes.frequencies import PRESENT, present_frequencies

@@ -23,7 +23,8 @@ from .calls import Call
 from .grids import GridLink
 from .kernels import is_causal
 from .masks import in_order, mask_rows, shown, sight, telling_padding
-from .positions import PREFIX, Link, Positions, rotate
+from .positions import PREFIX, Link, Positions
+from .rotation import rotate
 from .temperature import tempered
 from .zones import attend_in_zones
 

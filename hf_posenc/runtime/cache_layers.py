@@ -25,6 +25,7 @@ from transformers.cache_utils import (
 from ..compat.caches import UNREGISTERED, emptied, layer_at
 from ..compat.pytorch import assert_later
 from ..errors import PosencError
+from . import derived
 from .calls import Call, Reading
 
 OPERATIONS = (
@@ -224,23 +225,34 @@ class Carrying(CacheLayerMixin):
     def _read(self, call: Call, new: int, keys: Tensor) -> Tensor | None:
         """All keys as they are read. Those that were derived before are kept as long as they hold."""
         reading, fixed = call.reading, isinstance(self, STATIC)
-        if fixed and torch.compiler.is_compiling():  # a graph cannot ask whether they hold: their count tells later
-            return None
-        if reading is None or not (isinstance(self, GrowingLayer) or (fixed and not torch.is_grad_enabled())):
+        kept = isinstance(self, GrowingLayer) or (fixed and not torch.is_grad_enabled())
+        graph = fixed and torch.compiler.is_compiling()
+        waits = keys.device.type != "cpu" or torch.compiler.is_exporting()  # or is to run without this package
+        if reading is None or not kept or (graph and waits):
             self.companions.pop(READ, None)
             self.companions.pop(STAGE, None)
             return None
+        if graph:
+            return self._read_in_a_graph(reading, new, keys, call.keys)
         end = int(self.get_seq_length()) if fixed else keys.shape[2]
         start = end - new
         if not self._holds(reading, start):
             self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
             self.derived_by, start = reading.by, 0
-        derived = reading.derive(keys[:, :, start:end], call.keys[:, start:end])
+        added = reading.derive(keys[:, :, start:end], call.keys[:, start:end])
         if reading.stage is not None:
             stage = reading.stage.expand(len(keys))[:, None, None, None].expand(-1, -1, end - start, -1)
             self.companions[STAGE].update(stage, stage[..., :0])
-        read: Tensor = self.companions[READ].update(derived, derived[..., :0])[0]
+        read: Tensor = self.companions[READ].update(added, added[..., :0])[0]
         return read
+
+    def _read_in_a_graph(self, reading: Reading, new: int, keys: Tensor, places: Tensor) -> Tensor:
+        if READ not in self.companions or self.derived_by != reading.by:
+            self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
+            self.derived_by = reading.by
+            derived.begin(self.companions[READ], self.companions[STAGE], reading, keys)
+        slots = torch.arange(-new, 0, device=keys.device) + self.get_seq_length()
+        return derived.follow(self.companions[READ], self.companions[STAGE], reading, keys, places, slots)
 
     def _holds(self, reading: Reading, count: int) -> bool:
         """Whether so many keys were derived before as they would be now."""

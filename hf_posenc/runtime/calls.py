@@ -13,6 +13,17 @@ Angles = tuple[Tensor, Tensor]
 """cos and sin, (batch, tokens, pairs)."""
 
 
+class Turn(NamedTuple):
+    """A rotation of keys as plain tensors and numbers."""
+
+    at: Tensor
+    """Where keys are rotated to, (batch or 1, keys)."""
+    inv_freq: Tensor
+    """(pairs,), or (batch or 1, 1, pairs)."""
+    scaling: float
+    layout: str
+
+
 class Reading(NamedTuple):
     """Keys as attention will read them, which a cache may keep beside the keys as the model made them."""
 
@@ -20,6 +31,8 @@ class Reading(NamedTuple):
     """What they are derived by, compared with `==`: what another scheme derived is not read."""
     derive: Callable[[Tensor, Tensor], Tensor]
     """From keys and their positions."""
+    turn: Callable[[Tensor], Turn]
+    """The same rotation, of keys at these positions."""
     stage: Tensor | None = None
     """(batch,) where they hold for one stage of a rotation that follows the length."""
 

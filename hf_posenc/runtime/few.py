@@ -3,39 +3,57 @@ over the keys that are in it and no others. Keys come as the cache keeps them, o
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.patterns import Zone
-from .positions import rotate
+from .rotation import rotate
 
 Slots = slice | Tensor
 """Keys that lie side by side, which is a view of them, or others, which is a copy."""
 
 
+class Part(NamedTuple):
+    """Scores of some keys, (batch, heads, queries, keys), and the values of these keys."""
+
+    scores: Tensor
+    value: Tensor
+
+
 def fits(work: Any) -> bool:
-    return not torch.compiler.is_compiling() and work.dropout == 0.0
+    return not torch.compiler.is_exporting() and work.dropout == 0.0
 
 
 def attend(work: Any) -> Tensor:
     """(batch, heads, queries, channels)."""
-    batch, heads, length = work.query.shape[:3]
-    scores, slots = [], []
+    parts = _parts(work)
+    if not parts:  # a row of padding alone
+        return work.query.new_zeros((*work.query.shape[:3], work.value.shape[-1]))
+    return joined(work, parts)
+
+
+def joined(work: Any, parts: Sequence[Part]) -> Tensor:
+    """One softmax over the keys of all parts: (batch, heads, queries, channels)."""
+    weights = _softmax(torch.cat([part.scores for part in parts], -1), work.sinks).to(work.value.dtype)
+    output: Any = 0
+    for own, part in zip(weights.split([part.scores.shape[-1] for part in parts], -1), parts, strict=True):
+        output = output + grouped(own, part.value) @ part.value
+    found: Tensor = output.view(*work.query.shape[:3], -1)
+    return found
+
+
+def _parts(work: Any) -> list[Part]:
+    parts = []
     for zone in work.pattern.zones(work.at, work.keys_at):
         seen = zone.seen & (work.keys_at >= 0)[:, None, :]
         here = _slots(seen)
         if here is not None:
-            scores.append(_scores(work, zone, seen[..., here], here))
-            slots.append(here)
-    if not scores:  # a row of padding alone
-        return work.query.new_zeros((batch, heads, length, work.value.shape[-1]))
-    weights = _softmax(torch.cat(scores, -1), work.sinks).to(work.value.dtype)
-    output: Any = 0
-    for part, here in zip(weights.split([s.shape[-1] for s in scores], -1), slots, strict=True):
-        output = output + _grouped(part, work.value) @ work.value[:, :, here]
-    return output.view(batch, heads, length, -1)
+            product = products(work, *rotated(work, zone, here))
+            parts.append(Part(hidden(work, product, seen[..., here], here), work.value[:, :, here]))
+    return parts
 
 
 def _slots(seen: Tensor) -> Slots | None:
@@ -47,18 +65,21 @@ def _slots(seen: Tensor) -> Slots | None:
     return slice(first, last + 1) if last - first + 1 == len(found) else found
 
 
-def _grouped(x: Tensor, key: Tensor) -> Tensor:
+def grouped(x: Tensor, key: Tensor) -> Tensor:
     """(batch, heads, queries, n) -> (batch, heads of keys, queries of all heads that share them, n)."""
     return x.reshape(len(x), key.shape[1], -1, x.shape[-1])
 
 
-def _scores(work: Any, zone: Zone, seen: Tensor, here: Slots) -> Tensor:
-    """(batch, heads, queries, keys) in fp32; the least number where a pair is not in the zone or masked."""
-    query, key = _rotated(work, zone, here)
-    scores = (_grouped(query, key) @ key.transpose(2, 3)).float() * work.scaling
-    scores = scores.view(*work.query.shape[:3], -1)
+def products(work: Any, query: Tensor, key: Tensor) -> Tensor:
+    """Of rotated queries and keys, scaled and capped, (batch, heads, queries, keys) in fp32."""
+    found = (grouped(query, key) @ key.transpose(2, 3)).float() * work.scaling
     if work.softcap is not None:
-        scores = torch.tanh(scores / work.softcap) * work.softcap
+        found = torch.tanh(found / work.softcap) * work.softcap
+    return found.view(*query.shape[:3], -1)
+
+
+def hidden(work: Any, scores: Tensor, seen: Tensor, here: Slots) -> Tensor:
+    """The same; the least number where a pair is not in the zone or masked."""
     least = torch.finfo(torch.float32).min
     scores = torch.where(seen[:, None], scores, least)
     if work.mask is None:
@@ -67,7 +88,7 @@ def _scores(work: Any, zone: Zone, seen: Tensor, here: Slots) -> Tensor:
     return torch.where(mask, scores, least) if mask.dtype == torch.bool else (scores + mask).clamp(min=least)
 
 
-def _rotated(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
+def rotated(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
     """The queries, and the keys in these slots, rotated to where the zone has them stand."""
     shared = work.shared
     if shared.rotation is None:

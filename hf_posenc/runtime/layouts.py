@@ -14,7 +14,8 @@ from ..core.patterns import Banded, Chunked, Pattern, Scattered
 from .calls import Angles
 from .flash import fits
 from .masks import padding_of, shown
-from .positions import Positions, rotate
+from .positions import Positions
+from .rotation import rotate
 from .tiles import Job, Keys, Queries, Run, Span, Tile, band, beyond, blocks, plain
 
 BLOCK = 512

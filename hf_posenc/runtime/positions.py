@@ -20,8 +20,9 @@ from ..core.precision import Fp32Buffers
 from ..core.temperatures import Temperature
 from ..errors import PosencError
 from ..families.finding import argument_names
-from .cache_layers import EMPTY, settle
-from .calls import Angles, Call, Reading
+from .cache_layers import EMPTY, STATIC, settle
+from .calls import Angles, Call, Reading, Turn
+from .rotation import HALVES, rotate
 
 PREFIX = "hf_posenc_"
 """Opens the names of our attention functions."""
@@ -29,9 +30,6 @@ SEAL = "hf_posenc: pip install hf-posenc, then hf_posenc.load(path)"
 """What `config.json` of a sealed model names as its attention: transformers refuses it, and prints it."""
 
 
-HALVES, NEIGHBOURS, LAST = "halves", "neighbours", "_last"
-LAYOUTS = (HALVES, NEIGHBOURS, HALVES + LAST, NEIGHBOURS + LAST)
-"""Which channels form a pair: i and i + d/2, or 2i and 2i + 1; and whether they are the first or last of a head."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What attention layers call their cache."""
 ANGLES = "position_embeddings"
@@ -103,47 +101,22 @@ class Positions(Fp32Buffers):
     def angles(self, positions: Tensor, stage: Tensor | None = None) -> Angles:
         """cos and sin, (batch, tokens, pairs) in fp32. `stage`: (batch,) where frequencies follow the length."""
         assert self.rotation is not None
-        inv_freq = self.inv_freq
-        if stage is not None:
-            assert isinstance(self.rotation, FollowingRotation)
-            inv_freq = inv_freq * torch.exp(-self.rotation.growth(stage)[:, None, None] * self.weights)
-        angles = positions[..., None].float() * inv_freq
+        angles = positions[..., None].float() * self.frequencies(stage)
         return angles.cos() * self.rotation.attention_scaling, angles.sin() * self.rotation.attention_scaling
+
+    def frequencies(self, stage: Tensor | None = None) -> Tensor:
+        """(pairs,), or (batch, 1, pairs) of stages."""
+        if stage is None:
+            return self.inv_freq
+        assert isinstance(self.rotation, FollowingRotation)
+        return self.inv_freq * torch.exp(-self.rotation.growth(stage)[:, None, None] * self.weights)
+
+    def turn(self, at: Tensor, stage: Tensor | None = None) -> Turn:
+        assert self.rotation is not None
+        return Turn(at, self.frequencies(stage), self.rotation.attention_scaling, self.layout)
 
     def extra_repr(self) -> str:
         return f"rotation={type(self.rotation).__name__ if self.rotation else None}"
-
-
-def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
-    """Rotate pairs of channels of each head; channels past the rotated ones are left alone."""
-    cos, sin = (a[:, None].to(x.dtype) for a in angles)
-    if layout != HALVES:
-        return _rotate_elsewhere(x, cos, sin, layout)
-    pairs = cos.shape[-1]
-    first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
-    rotated = torch.empty_like(x)  # in as few passes over memory as can be: this is done to many keys
-    main, swapped = rotated[..., : 2 * pairs], torch.empty_like(x[..., : 2 * pairs])
-    torch.mul(x[..., : 2 * pairs], torch.cat((cos, cos), -1), out=main)
-    torch.mul(second, -sin, out=swapped[..., :pairs])
-    torch.mul(first, sin, out=swapped[..., pairs:])
-    main.add_(swapped)
-    if rest.shape[-1]:
-        rotated[..., 2 * pairs :] = rest
-    return rotated
-
-
-def _rotate_elsewhere(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """As `rotate`, where pairs are neighbours, or the rotated channels are the last ones of a head."""
-    size = 2 * cos.shape[-1]
-    start = x.shape[-1] - size if layout.endswith(LAST) else 0
-    part = x[..., start : start + size]
-    halves = layout.startswith(HALVES)
-    first, second = part.chunk(2, -1) if halves else (part[..., 0::2], part[..., 1::2])
-    rotated = (first * cos - second * sin, second * cos + first * sin)
-    joined = torch.cat(rotated, -1) if halves else torch.stack(rotated, -1).flatten(-2)
-    return torch.cat((x[..., :start], joined, x[..., start + size :]), -1)
 
 
 class Link:
@@ -319,7 +292,7 @@ def _padding_in_front(mask: Tensor) -> Tensor:
 
 def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None) -> None:
     """What a layer of the cache has to do with the new keys of a call."""
-    shared, positions = link.shared, call.query
+    shared, positions, fixed = link.shared, call.query, isinstance(layer, STATIC)
     if shared.early:
         angles = shared.recall(positions, partial(shared.angles, positions), link.first)
         call.angles, call.rotate_keys = (angles, angles), partial(rotate, angles=angles)
@@ -329,7 +302,7 @@ def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None)
         call.tracked = positions
         if isinstance(shared.rotation, FollowingRotation):
             _prepare_stage(call, shared, rows, link.first)
-        elif shared.pattern is not None and shared.late and not torch.compiler.is_compiling():
+        elif shared.pattern is not None and shared.late and (fixed or not torch.compiler.is_compiling()):
             call.reading = _reading(shared) if positions.shape[1] <= FEW else None
 
 
@@ -350,20 +323,24 @@ def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> Non
     def derive(keys: Tensor, at: Tensor) -> Tensor:
         return rotate(keys, angles if at.shape[1] == length else shared.angles(at, stage), shared.layout)
 
-    call.reading = Reading((rotation, shared.layout), derive, stage.expand(rows))
+    turn = partial(shared.turn, stage=stage)
+    call.reading = Reading((rotation, shared.layout), derive, turn, stage.expand(rows))
 
 
 def _reading(shared: Positions) -> Reading | None:
     """How a cache keeps keys for zones that all of them come to be in."""
     pattern = shared.pattern
     assert pattern is not None
-    if torch.compiler.is_compiling() or pattern.kept(shared.inv_freq.new_zeros(1, 1)) is None:
+    if pattern.kept(shared.inv_freq.new_zeros(1, 1)) is None:
         return None
 
     def derive(keys: Tensor, at: Tensor) -> Tensor:
         return rotate(keys, shared.angles(pattern.kept(at)), shared.layout)  # type: ignore[arg-type]
 
-    return Reading((shared.rotation, pattern, shared.layout), derive)
+    def turn(at: Tensor) -> Turn:
+        return shared.turn(pattern.kept(at))  # type: ignore[arg-type]
+
+    return Reading((shared.rotation, pattern, shared.layout), derive, turn)
 
 
 def _prepare_to_forget(call: Call, shared: Positions, layer: Any, rows: int, mask: Tensor | None) -> None:

@@ -289,13 +289,15 @@ def _blocks(r: Request) -> Tensor:
     if torch.compiler.is_exporting():  # for any length, so that there is no count of blocks
         first = None
         return block(0, length, r.query, r.key, r.value)
-    starts = range(0, length, BLOCK)
+    # What a pair costs to find is found in pieces that caches hold.
+    size = BLOCK if r.of_distance else max(BLOCK // 4, 1)
+    starts = range(0, length, size)
     if len(starts) == 1:
         return block(0, length, r.query, r.key, r.value)
     run: Callable[..., Tensor] = block
     if torch.is_grad_enabled():
         run = partial(checkpoint, block, use_reentrant=False)
-    return torch.cat([run(s, min(s + BLOCK, length), r.query, r.key, r.value) for s in starts], 1)
+    return torch.cat([run(s, min(s + size, length), r.query, r.key, r.value) for s in starts], 1)
 
 
 def _with_gradients(r: Request, attend: gradients.Attend) -> Tensor:

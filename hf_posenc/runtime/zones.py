@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..core.patterns import Pattern
-from . import few, layouts, tiles
+from . import few, graphs, layouts, tiles
 from .calls import Call
-from .positions import FEW, Positions, rotate
+from .positions import FEW, Positions
+from .rotation import rotate
 
 BLOCK = 256
 """Queries whose scores are in memory at once."""
@@ -87,7 +88,8 @@ def attend_in_zones(
         if job is not None:
             return tiles.attend(work.query, key, value, job), None
     if not weighs and few.fits(work) and length <= FEW:  # a tracer for any length need not ask
-        return few.attend(work).transpose(1, 2).contiguous(), None
+        attend = graphs.attend if torch.compiler.is_compiling() else few.attend
+        return attend(work).transpose(1, 2).contiguous(), None
     return in_blocks(work, causal and mask is None, weighs)
 
 

@@ -21,8 +21,7 @@ class ProgressiveBias(Bias):
     further; f a network with one hidden layer. Constants are left out of its output: a row of scores has no use for
     them.
 
-    The network has one input and rectifiers, so that it is a line between any two of its knots: a pair costs one line,
-    whatever the width.
+    Parts are between 0 and 1, and few hidden units bend there: all others are off, or add up to one line.
     """
 
     def __init__(self, heads: int, width: int, threshold: float, seed: int):
@@ -49,23 +48,25 @@ class ProgressiveBias(Bias):
         c, threshold = self.c.abs(), (self.threshold * self.multiplier).abs().to(query.dtype)
         reach = torch.maximum(torch.maximum(query, key), threshold)
         part = torch.log1p(c * (query - key).abs()) / (torch.log1p(c * reach) + TINY)
-        knots, slopes, heights = self._lines(part.dtype)
-        here = torch.bucketize(part.detach(), knots).flatten()
-        # Half the time of indexing, forward and backward.
-        height, slope = (of.index_select(1, here).view(-1, *part.shape) for of in (heights, slopes))
-        return torch.addcmul(height, slope, part).movedim(0, 1)
+        with torch.autocast(part.device.type, enabled=False):  # which would round this product
+            weight, constant, outer, slope, height = self._units(part.dtype)
+            bent = torch.addcmul(constant[:, None], weight[:, None], part.flatten()).relu_()
+            units, weights = torch.cat([bent, part.reshape(1, -1)]), torch.cat([outer, slope[:, None]], 1)
+            return torch.addmm(height[:, None], weights, units).view(-1, *part.shape).movedim(0, 1)
 
-    def _lines(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the network bends, in order, and of each line between: its slope and height, (heads, lines)."""
+    def _units(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Weight and constant of the hidden units that bend between 0 and 1, and their outer weights, (heads, units);
+        slope and height of what all others add up to, a line for each head."""
         (weight, constant), outer = self.inner.to(dtype).unbind(), self.outer.to(dtype)
-        with torch.no_grad():  # the lines meet at the knots: moving one changes nothing by itself
-            still = weight.abs() < TINY
-            at = (-constant / weight.masked_fill(still, 1.0)).masked_fill(still, 2.0)
-            knots = at.clamp(-1.0, 2.0).sort().values.contiguous()  # parts are between 0 and 1
-            ends = torch.cat([knots.new_tensor([-2.0]), knots, knots.new_tensor([3.0])])
-            middles = (ends[1:] + ends[:-1]) / 2
-            active = (middles[:, None] * weight + constant > 0).to(weight.dtype)
-        return knots, outer @ (active * weight).mT, outer @ (active * constant).mT
+        if torch.compiler.is_compiling():  # which cannot count them
+            none = outer.new_zeros(len(outer))
+            return weight, constant, outer, none, none
+        with torch.no_grad():
+            ends = torch.stack([constant, weight + constant]) > 0
+            bends = ends[0] != ends[1]
+            straight = (ends[0] & ends[1]).to(dtype)
+        slope, height = outer @ (straight * weight), outer @ (straight * constant)
+        return weight[bends], constant[bends], outer[:, bends], slope, height
 
     def extra_repr(self) -> str:
         heads, width = self.outer.shape

@@ -1,0 +1,91 @@
+"""Attention of a few queries in a compiled graph, which cannot look at numbers: zones of so many keys at most take as
+many slots as that, which the device finds; the others take all slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compat.pytorch import assert_later
+from ..core.patterns import Zone
+from .few import Part, hidden, joined, products, rotated
+from .masks import shown
+
+REPEATED = (
+    "Several tokens of a text stand at the same position, so that more of them are within reach than a compiled graph "
+    "has room for. Give positions that rise, or run the model without torch.compile."
+)
+ALL = slice(None)
+
+
+def attend(work: Any) -> Tensor:
+    """(batch, heads, queries, channels)."""
+    narrow: list[Zone] = []
+    wide: list[Zone] = []
+    for zone in work.pattern.zones(work.at, work.keys_at):
+        zone = zone._replace(seen=zone.seen & (work.keys_at >= 0)[:, None, :])
+        (wide if zone.kept or _room(work, zone) is None else narrow).append(zone)
+    parts = [_of_slots(work, zone) for zone in narrow]
+    return joined(work, [*parts, *([_of_all(work, wide)] if wide else [])])
+
+
+def _room(work: Any, zone: Zone) -> int | None:
+    """How many slots hold the keys of a zone; None if it takes all."""
+    if zone.most is None:
+        return None
+    room: int = zone.most + work.query.shape[2] - 1
+    return room if room < work.keys_at.shape[1] else None
+
+
+def _of_slots(work: Any, zone: Zone) -> Part:
+    """A zone over those slots alone that any of its queries sees."""
+    room, batch = _room(work, zone), len(work.query)
+    assert room is not None
+    seen = zone.seen.expand(batch, -1, -1)
+    if work.mask is not None:
+        seen = seen & shown(work.mask[..., : seen.shape[2]]).any(1)
+    count = seen.any(1).cumsum(-1)
+    assert_later((count[:, -1] <= room).all(), REPEATED)
+    which = torch.arange(1, room + 1, device=count.device).expand(batch, -1).contiguous()
+    slots = torch.searchsorted(count, which).clamp(max=count.shape[1] - 1)
+    at, mask = slots[:, None, :], work.mask
+    taken = work._replace(
+        key=_taken(work.key, slots),
+        value=_taken(work.value, slots),
+        keys_at=work.keys_at.expand(batch, -1).gather(1, slots),
+        mask=None if mask is None else _columns(mask.expand(batch, -1, -1, -1), at[:, None]),
+    )
+    seen = _columns(seen, at) & (which <= count[:, -1:])[:, None, :]
+    zone = zone._replace(key=zone.key.expand(batch, -1).gather(1, slots))
+    product = products(taken, *rotated(taken, zone, ALL))
+    return Part(hidden(taken, product, seen, ALL), taken.value)
+
+
+def _taken(x: Tensor, slots: Tensor) -> Tensor:
+    """(batch, heads, keys, channels) -> those in the slots of each row."""
+    if len(x) == 1:
+        return x.index_select(2, slots[0])
+    return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def _columns(x: Tensor, at: Tensor) -> Tensor:
+    """Those of a matrix of queries and keys, with the same of all before it."""
+    return x.gather(-1, at.expand(*x.shape[:-1], -1))
+
+
+def _of_all(work: Any, zones: Sequence[Zone]) -> Part:
+    """Zones over all slots. Those whose keys are rotated alike are one product."""
+    scores: Tensor | None = None
+    kept = [zone for zone in zones if zone.kept]
+    for alike in [*([kept] if kept else []), *([zone] for zone in zones if not zone.kept)]:
+        turned = [rotated(work, zone, ALL) for zone in alike]
+        product = products(work, torch.cat([query for query, _ in turned], 2), turned[0][1])
+        for zone, found in zip(alike, product.chunk(len(alike), 2), strict=True):
+            least = torch.finfo(found.dtype).min
+            scores = torch.where(zone.seen[:, None], found, least if scores is None else scores)
+    assert scores is not None
+    seen = torch.stack([zone.seen for zone in zones]).any(0)
+    return Part(hidden(work, scores, seen, ALL), work.value)
