@@ -10,9 +10,10 @@ from .lazy import lazy_names
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .checkpoints.merging import merge
     from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
     from .checkpoints.reseal import reseal
-    from .checkpoints.save_load import load, merge, save
+    from .checkpoints.save_load import load, save
     from .errors import MissingPackage, PosencError, UnsupportedCell, UnsupportedModel, UntrainedWarning
     from .families import Family, register_family
     from .patching.checks import check_model
@@ -61,7 +62,8 @@ __all__ = [
 _HOMES = {
     ".checkpoints.on_disk": ("describe_checkpoint", "patch_checkpoint"),
     ".checkpoints.reseal": ("reseal",),
-    ".checkpoints.save_load": ("load", "merge", "save"),
+    ".checkpoints.merging": ("merge",),
+    ".checkpoints.save_load": ("load", "save"),
     ".errors": ("MissingPackage", "PosencError", "UnsupportedCell", "UnsupportedModel", "UntrainedWarning"),
     ".families": ("Family", "register_family"),
     ".patching.checks": ("check_model",),

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, UnsupportedModel, describe, is_patched, load, patch_model, save
-from hf_posenc.checkpoints.save_load import tokenizer_of
+from hf_posenc.checkpoints.tokenizers import tokenizer_of
 from hf_posenc.cli.main import app
 from hf_posenc.cli.search import FITNESSES as TYPED
 from hf_posenc.core.ranges import Range
@@ -345,7 +345,7 @@ def test_two_processes_find_what_one_does(tmp_path, documents, model, tokenizer)
         "import json, sys, torch; torch.set_num_threads(1)\n"
         "from hf_posenc import load; from hf_posenc.search import search, Budget\n"
         "from hf_posenc.evaluation.measures.sharing import launched\n"
-        "from hf_posenc.checkpoints.save_load import tokenizer_of; from hf_posenc.evaluation import tokenized\n"
+        "from hf_posenc.checkpoints.tokenizers import tokenizer_of; from hf_posenc.evaluation import tokenized\n"
         "words = tokenizer_of('tiny'); docs = tokenized({'random.py': open(sys.argv[1]).read()}, words)\n"
         f"found = search(load('tiny', dtype=torch.float32), words, docs, target_length={TARGET}, out=sys.argv[2],\n"
         "    budget=Budget(population=4, parents=2, rounds=1, samples=2, held_out=2))\n"

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from ..compat.models import carries_adapters, decoded
 from ..compat.quantized import keep_packing
 from ..errors import PosencError
-from ..families import Family, family_of, places
+from ..families import Family, family_of
 from ..models import model_path
 from ..patching.checks import check_model, check_patch
 from ..patching.embedders import inner_model
@@ -27,10 +27,10 @@ from ..patching.other_readers import WRITTEN
 from ..patching.records import Record, flags_of, section_of
 from ..patching.seal import MARKS, NAME, sealed_config, sealed_weights
 from ..patching.sidecar import ADAPTER, seal_adapter
-from ..patching.sizes import own_length, stored_size
+from ..patching.sizes import stored_size
 from ..runtime.rotary import hushed
 from .adapters import load_adapter
-from .cards import MERGED, kept_card, write_card
+from .cards import kept_card, write_card
 from .embedders import around, holds_embedder
 from .files import CONFIG, HUB, INDEX, WEIGHTS, find, read_json
 from .given import values_of
@@ -68,7 +68,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
         return
     kept = kept_card(path)
     with staged(path, kept=kept) as folder:
-        _write(model, base, folder, portable, kwargs)
+        write(model, base, folder, portable, kwargs)
         if not kept:
             write_card(folder, base.name_or_path)
         names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
@@ -76,7 +76,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
         push(path, names, where)
 
 
-def _write(model: Any, base: PreTrainedModel, folder: Path, portable: bool, kwargs: dict[str, Any]) -> None:
+def write(model: Any, base: PreTrainedModel, folder: Path, portable: bool, kwargs: dict[str, Any]) -> None:
     """Fill a folder with a checkpoint of `model`, whose transformers model is `base`."""
     adapted = model is not base and hasattr(model, "get_base_model")
     with warnings.catch_warnings(), hushed():
@@ -353,59 +353,4 @@ def _registered_class(kind: Any, name: Any) -> Any:
             found = heads[config]
             if getattr(found, "__name__", None) == name:
                 return found
-    return None
-
-
-def merge(
-    adapter: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite: bool = False, **kwargs: Any
-) -> PreTrainedModel:
-    """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
-
-    Of a base in 4 bits the weights are written as the numbers that these stand for. The tokenizer comes along, with
-    its length updated, where the adapter or its base has one. `overwrite` lets the checkpoint take the place of
-    another in `out`, but never of the adapter or its base.
-    """
-    refuse_target(out, overwrite, adapter=model_path(adapter))
-    if find(model_path(adapter), ADAPTER, {}) is None:
-        raise PosencError(f"{adapter} holds no adapter to merge: it has no {ADAPTER}.")
-    adapted = load(adapter, dequantized=True, **kwargs)  # merged into 4 bits, an adapter would be rounded away
-    named = adapted.peft_config["default"].base_model_name_or_path
-    refuse_target(out, overwrite, base=adapted.get_base_model().name_or_path)
-    model: PreTrainedModel = adapted.merge_and_unload()
-    untie(model)
-    tokenizer = tokenizer_of(os.fspath(adapter), named)
-    check_model(model)
-    kept = kept_card(out)
-    with staged(out, kept=kept) as folder:
-        _write(model, model, folder, False, {})
-        if not kept:
-            write_card(folder, named, MERGED)
-        if tokenizer is not None:
-            tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
-            tokenizer.save_pretrained(folder)
-    return model
-
-
-def untie(model: PreTrainedModel) -> None:
-    """Let a model whose config says that nothing is tied share no parameters, or they would be saved once only.
-
-    PEFT unties embeddings that were trained, and leaves what else shares their memory.
-    """
-    if getattr(model.config, "tie_word_embeddings", True):  # vision models have nothing to tie
-        return
-    seen: set[int] = set()
-    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        if id(parameter) in seen:
-            owner, _, last = name.rpartition(".")
-            setattr(model.get_submodule(owner), last, torch.nn.Parameter(parameter.detach().clone()))
-        seen.add(id(parameter))
-
-
-def tokenizer_of(*paths: str | None) -> Any:
-    """The tokenizer at the first of these places that has one."""
-    for path in filter(None, paths):
-        try:
-            return AutoTokenizer.from_pretrained(model_path(path), **offline(model_path(path), {}))
-        except (OSError, ValueError, KeyError):  # a directory without one
-            continue
     return None

@@ -160,8 +160,8 @@ def merge(
     \b
     hf-posenc merge runs/tiny_yarn/adapter my-long-llama
     """
+    from ..checkpoints.merging import merge as merge_adapter
     from ..checkpoints.on_disk import describe_checkpoint
-    from ..checkpoints.save_load import merge as merge_adapter
 
     merge_adapter(adapter, out, base=base, overwrite=overwrite)
     print(describe_checkpoint(out)[0])

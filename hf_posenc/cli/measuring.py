@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from ..checkpoints.files import find, read_json
-from ..checkpoints.save_load import load, tokenizer_of
+from ..checkpoints.save_load import load
+from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
 from ..evaluation.measures.haystacks import Haystacks
 from ..evaluation.measures.needles import Retrieval

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.on_disk import config_of, model_of_config
-from ..checkpoints.save_load import save, tokenizer_of
+from ..checkpoints.save_load import save
+from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
 from ..evaluation.measures.sharing import launched
 from ..evaluation.measures.texts import tokenized

@@ -10,7 +10,8 @@ import torch
 from rich.markdown import Markdown
 
 from ..checkpoints.embedders import copy_embedder
-from ..checkpoints.save_load import load, merge
+from ..checkpoints.merging import merge
+from ..checkpoints.save_load import load
 from ..evaluation.measures.rows import Row
 from ..evaluation.report import write
 from ..models import model_path
