@@ -71,10 +71,11 @@ def test_commands_are_understood(page, line):
 
 WALKS = {"README.md": 1, "extend.md": 9, "search.md": 1}
 """Commands that name `tiny` or what came of it, run here in the order in which a reader meets them."""
-TEMPLATES = {"checkpoints.md": 3, "encoders.md": 2, "evaluation.md": 4, "quickstart.md": 10, "recipes.md": 4}
+TEMPLATES = {"checkpoints.md": 3, "encoders.md": 2, "evaluation.md": 5, "quickstart.md": 10, "recipes.md": 4}
 TEMPLATES |= {"search.md": 2, "serving.md": 9, "study.md": 2}
 """Commands for a model or text of the reader's own: understood here, and run by the tests of each command."""
-OTHERS = {"README.md": 2, "demo.md": 1, "extending.md": 3, "recipes.md": 2, "serving.md": 1, "study.md": 1}
+OTHERS = {"README.md": 2, "demo.md": 1, "extending.md": 3, "recipes.md": 2, "serving.md": 1, "study.md": 2}
+OTHERS |= {"attacks.md": 4, "evaluation.md": 1}
 """Commands of other programs (pip, make, python, accelerate), and one synopsis."""
 FIRST_LOOK = {"eval": ["--trials", "1", "--windows", "2"]}
 """What makes a walk short enough for a test."""

@@ -332,7 +332,7 @@ def test_a_damaged_name_is_refused(name):
 
 
 def test_records_of_our_own_schemes_have_not_changed():
-    assert set(record_of("alibi")) == {"format", "scheme", "options", "geometry", "original"}
+    assert set(record_of("alibi")) == {"format", "scheme", "options", "geometry", "original", "checksum"}
 
 
 # --- families --------------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from transformers import PreTrainedConfig
 
 from ..compat.models import ORIGIN, attention_of
 from ..errors import PosencError
+from ..patching.other_readers import WRITTEN
 from ..patching.seal import MARKS
 
-NOT_OF_THE_MODEL = (*ORIGIN, "architectures", "auto_map", *MARKS)
+NOT_OF_THE_MODEL = (*ORIGIN, "architectures", "auto_map", *MARKS, *WRITTEN)
 
 
 def values_of(config: Any, raw: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..core.effects import Effect, Geometry, OwnGrid, Span
+from ..core.effects import Effect, Geometry, OwnGrid, OwnTable, Span
 from ..families import Family, Places, Stack
 from ..families.places import grid_size, sides
 from .edits import Edit, Swap
@@ -29,7 +29,8 @@ def counted_rows(where: Places) -> int:
 def promised_size(where: Places, effect: Effect, reach: Span) -> Any:
     """What the config of a patched model says of its length, or of the size of its images."""
     if len(where.family.axes) == 1:
-        return reach.target + counted_rows(where)
+        kept = own_length(where) if where.has_table and isinstance(effect.table, OwnTable) else None
+        return max(reach.target, kept or 0) + counted_rows(where)
     given = effect.table.image_size if isinstance(effect.table, OwnGrid) else None
     return getattr(where.config, where.family.length) if given is None else given
 
@@ -94,10 +95,11 @@ def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Ge
     sealed = is_sealed(effects, family)
     if len(family.axes) > 1:
         return _side(stored_grid(geometry), geometry.patch) if sealed else None
-    rows = reach.target + sealed
-    if sealed and all(effect.table is None for effect in effects):
-        rows = 1
-    return rows + (family.offset(config) if family.counted else 0)
+    counted, target = family.offset(config) if family.counted else 0, reach.target
+    if any(isinstance(effect.table, OwnTable) for effect in effects):  # it keeps all its rows
+        target = max(target, getattr(config, family.length) - counted)
+    rows = 1 if sealed and all(effect.table is None for effect in effects) else target + sealed
+    return rows + counted
 
 
 def stored_grid(geometry: Geometry) -> tuple[int, ...]:

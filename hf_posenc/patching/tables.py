@@ -76,26 +76,15 @@ def _seated_table(
         module: Seated = ZeroTable(native.embedding_dim, 1 if sealed else rows, like)
     else:
         inner = positions_only(native, stack.offset, native.num_embeddings - (sealed and loaded))
-        if isinstance(source, OwnTable):
-            _refuse_another_size(inner.num_embeddings, rows)
+        if isinstance(source, OwnTable) and rows > inner.num_embeddings:
+            raise UnsupportedCell(
+                f"This scheme keeps the model's own position table, which ends at {inner.num_embeddings}; a "
+                f"target of {rows} needs another. Leave target_length out, or resize the table with 'learned'."
+            )
         module = source.restored(inner, like) if loaded else source.module(inner, like)
         module.sealed = sealed
     module.take_seat_of(native, stack.offset)
     return module
-
-
-def _refuse_another_size(own: int, rows: int) -> None:
-    """Raise where a scheme keeps a table, and is to reach as far as another one would."""
-    if rows > own:
-        raise UnsupportedCell(
-            f"This scheme keeps the model's own position table, which ends at {own}; a target of {rows} needs "
-            "another. Leave target_length out, or resize the table with 'learned'."
-        )
-    if rows < own:
-        raise UnsupportedCell(
-            f"This scheme keeps the model's own position table, of {own} rows, and is to reach {rows} tokens only: "
-            f"give target_length={own} beside trained_length, or leave both out."
-        )
 
 
 def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> Seated:

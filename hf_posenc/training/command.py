@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import typer
-
 from ..errors import PosencError
 from .shipped import recipe_path
 
@@ -34,8 +32,8 @@ def main(words: Sequence[str]) -> None:
         recipe_path(named[0])  # before what takes seconds to import
         _run(named[0], words)
     except PosencError as error:
-        typer.secho(f"{type(error).__name__}:", fg="red", nl=False, err=True)
-        typer.echo(f" {error}", err=True)
+        # In one piece at any width: paths and commands are to be copied.
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
 
 
