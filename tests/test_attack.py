@@ -5,12 +5,14 @@ from collections import Counter
 import pytest
 import torch
 from attack.drawing import HEATS, SCHEMES, Cell, Wrong, blocks_of, compare, meant, patched
+from attack.gradients import weights_that_learn
 from attack.outcomes import SLOW, drawn, outcome
 from attack.reference import Reference
 from cells import tokens
 
 BUDGET = 120
 PARTS = 6
+TRAINED = ["t5", "kerple", "fire", "fourier", "learned", "fox", "cable", "shaw", "transformer_xl", "deberta"]
 NEWER = ["t5", "kerple", "fire", "sandwich", "string", "clip", "fox", "cable", "shaw", "transformer_xl", "deberta"]
 
 
@@ -35,6 +37,16 @@ def test_the_judge_knows_another_scheme_when_it_sees_one(scheme):
     other = Reference("llama", "rope", {}, patched(cell).state_dict())
     with pytest.raises(Wrong):
         compare(cell, found, other.logits(ids[0], torch.arange(60), torch.ones(60, 60).tril().bool()), "another")
+
+
+@pytest.mark.parametrize("scheme", TRAINED)
+def test_the_judge_differentiates_by_all_that_a_scheme_trains(scheme):
+    cell, ids = Cell(scheme, 0, "llama"), tokens(1, 60)
+    with weights_that_learn(cell) as weights:
+        meant(cell, ids[0]).square().sum().backward()
+        for name, parameter in patched(cell).named_parameters():
+            if "posenc" in name and parameter.requires_grad:
+                assert weights[name].grad is not None and bool(weights[name].grad.any()), name
 
 
 @pytest.mark.parametrize("variant", range(len(SCHEMES["plan"])))

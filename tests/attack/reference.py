@@ -232,7 +232,7 @@ class Reference:
             return -r1 * (d ** r2.clamp(max=2.0) if o.get("kernel") == "power" else (1 + r2 * d).log())
         if scheme == "fire":
             c, reach = self.weight(f"{own}.c").abs(), torch.maximum(i, j).double()
-            reach = reach.clamp(min=float((o["threshold"] * self.weight(f"{own}.multiplier")).abs()))
+            reach = torch.maximum(reach, (o["threshold"] * self.weight(f"{own}.multiplier")).abs())
             part = (c * d + 1).log() / (c * reach + 1).log()
             weight, constant = self.weight(f"{own}.inner")
             hidden = torch.relu(part[..., None] * weight + constant)
