@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, QuantizedLayer
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.runtime.cache_layers import OPERATIONS, Carrying, GrowingLayer, carrying
+from hf_posenc.runtime.cache_layers import OPERATIONS, Carrying, GrowingLayer, carrying, in_slots
 
 BUDGET = int(os.environ.get("HF_POSENC_ATTACK", "10"))
 """Cases for each scheme and kind of cache."""
@@ -241,6 +241,14 @@ def test_layers_with_a_sliding_window(scheme, kind):
         with torch.no_grad():
             alone = model(ids[row : row + 1, mask[row].bool()], use_cache=False).logits
         torch.testing.assert_close(got, alone[0, -1:], atol=TOL, rtol=0)
+
+
+def test_slots_are_taken_from_one_row_as_from_many():
+    rows, slots = torch.randn(3, 2, 5, 4), torch.tensor([[0, 3, 4], [1, 2, 4], [0, 1, 2]])
+    wanted = torch.stack([row[:, chosen] for row, chosen in zip(rows, slots, strict=True)])
+    assert torch.equal(in_slots(rows, slots), wanted)
+    for row in range(3):
+        assert torch.equal(in_slots(rows[row : row + 1], slots[row : row + 1]), wanted[row : row + 1])
 
 
 def test_a_streaming_cache_is_cut_back_until_it_forgets():

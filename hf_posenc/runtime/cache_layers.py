@@ -114,10 +114,7 @@ class SinkLayer(DynamicLayer):
         keys, values = super().update(key_states, value_states)
         self.given += key_states.shape[-2]
         if self.keep is not None:
-            index = self.keep[:, None, :, None]
-            self.keys, self.values = (
-                x.gather(2, index.expand(len(x), x.shape[1], -1, x.shape[3])) for x in (keys, values)
-            )
+            self.keys, self.values = in_slots(keys, self.keep), in_slots(values, self.keep)
         return keys, values
 
     @property
@@ -141,6 +138,13 @@ class SinkLayer(DynamicLayer):
             raise PosencError("A streaming cache has dropped tokens and cannot be cut back; fill a new one.")
         super().crop(tokens_to_remove)
         self.given = self.held
+
+
+def in_slots(x: Tensor, slots: Tensor) -> Tensor:
+    """(batch, heads, keys, channels) -> those in the slots of each row."""
+    if len(x) == len(slots) == 1:  # whole vectors, where gathering asks for the place of each number
+        return x.index_select(2, slots[0])
+    return x.gather(2, slots[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3]))
 
 
 def kept_slots(positions: Tensor, first: int, recent: int) -> Tensor | None:

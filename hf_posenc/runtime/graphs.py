@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..compat.pytorch import assert_later
 from ..core.patterns import Zone
+from .cache_layers import in_slots
 from .few import Part, hidden, joined, products, rotated
 from .masks import shown
 
@@ -53,8 +54,8 @@ def _of_slots(work: Any, zone: Zone) -> Part:
     slots = torch.searchsorted(count, which).clamp(max=count.shape[1] - 1)
     at, mask = slots[:, None, :], work.mask
     taken = work._replace(
-        key=_taken(work.key, slots),
-        value=_taken(work.value, slots),
+        key=in_slots(work.key, slots),
+        value=in_slots(work.value, slots),
         keys_at=work.keys_at.expand(batch, -1).gather(1, slots),
         mask=None if mask is None else _columns(mask.expand(batch, -1, -1, -1), at[:, None]),
     )
@@ -62,13 +63,6 @@ def _of_slots(work: Any, zone: Zone) -> Part:
     zone = zone._replace(key=zone.key.expand(batch, -1).gather(1, slots))
     product = products(taken, *rotated(taken, zone, ALL))
     return Part(hidden(taken, product, seen, ALL), taken.value)
-
-
-def _taken(x: Tensor, slots: Tensor) -> Tensor:
-    """(batch, heads, keys, channels) -> those in the slots of each row."""
-    if len(x) == 1:
-        return x.index_select(2, slots[0])
-    return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def _columns(x: Tensor, at: Tensor) -> Tensor:
