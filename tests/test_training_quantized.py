@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,27 @@ def test_what_comes_of_it_is_loaded_on_4_bits_again_and_merged_from_what_they_st
     facts = json.loads((run / "metrics.json").read_text())["facts"]
     assert facts["parameters"] == sum(p.numel() for p in load("tiny").parameters())
     assert not any("absmax" in name for name in load_file(run / "merged" / "model.safetensors"))
+
+
+@in_4_bits
+def test_a_stopped_run_on_4_bits_goes_on_to_the_same_weights(models, tmp_path):
+    """The base is packed anew from the same weights, the adapters, masters and moments come from the checkpoint."""
+    words = ["--model.quantize=nf4", "--train.save_steps=2", "--tune.lora.lora_dropout=0.1"]
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    train(settings(models, whole, *words), merged=False)
+    again.mkdir()
+    shutil.copytree(whole / "checkpoint-2", again / "checkpoint-2")
+    shutil.copy(whole / "before.json", again)
+    train(settings(models, again, *words), resume=True, merged=False)
+    ours, theirs = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (again, whole))
+    earlier = load_file(whole / "checkpoint-2" / "adapter_model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        assert torch.equal(ours[name], theirs[name]), name
+    assert all(not torch.equal(earlier[name], theirs[name]) for name in theirs if "lora_B" in name)
+    one, other = (json.loads((folder / "metrics.json").read_text()) for folder in (again, whole))
+    assert one["figures"] == other["figures"] and len(one["facts"]["losses"]) == 3
+    assert one["facts"]["losses"] == other["facts"]["losses"]
 
 
 @in_4_bits
