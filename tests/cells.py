@@ -90,7 +90,7 @@ def tiny(kind: str, seed: int = 0, **overrides) -> PreTrainedModel:
 
 COARSE = {"dynamic_ntk": {"step": 8}}
 """A pass rotates all keys once for each step past the trained length: a handful has every border that many have, and
-costs a part of them. test_references.py follows every token."""
+costs a part of them. test_scaled_references.py follows every token."""
 
 
 def options(scheme: str) -> dict:

@@ -91,6 +91,14 @@ def text(once) -> str:
     return f"--data.path={once('text', lambda folder: (folder / 'text.txt').write_text(source)) / 'text.txt'}"
 
 
+@pytest.fixture(scope="session")
+def whole(once) -> Path:
+    """Good checkpoints, to be copied and damaged."""
+    from good_checkpoints import save_good_checkpoints  # after what is registered
+
+    return once("whole", save_good_checkpoints)
+
+
 @pytest.fixture
 def ruler_alone(monkeypatch):
     """lm-eval's own command line reads all of its thousands of tasks first; here those of RULER."""

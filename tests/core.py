@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 FILES = (
+    "test_bias_references.py",
+    "test_check_model.py",
     "test_core.py",
     "test_describe.py",
+    "test_frequency_references.py",
     "test_image_references.py",
     "test_manifest.py",
+    "test_records.py",
     "test_references.py",
     "test_rooms.py",
+    "test_scaled_references.py",
     "test_schemes.py",
     "test_settings.py",
     "test_untrained.py",
@@ -37,7 +42,13 @@ LAWS = {
     "test_light.py": ("test_a_patch_needs_three_packages", "test_importing_the_package_imports_nothing_slow"),
 }
 """These of the others, on the kinds below."""
-RELEASES = ("test_compat.py", "test_plain_load.py", "test_trainer.py")
+RELEASES = (
+    "test_compat.py",
+    "test_compat_models.py",
+    "test_compat_trainers.py",
+    "test_plain_load.py",
+    "test_trainer.py",
+)
 """Beside the core, what other releases of transformers could break: `make compat` runs both."""
 KINDS = ("llama", "gpt2", "bert")
 """A rotation, a table in a decoder, a table in an encoder: other text models differ from one of them in details."""

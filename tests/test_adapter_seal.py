@@ -11,8 +11,8 @@ import pytest
 import torch
 from cells import tiny, tokens
 from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, VeraConfig, get_peft_model
+from stored_models import LONG, logits
 from test_adapters import base_of, moved, originals, trainer, with_adapter  # noqa: F401  a fixture
-from test_checkpoint import LONG, logits
 from test_old_checkpoints import OLD, assert_same
 from torch import nn
 from transformers import AutoModelForCausalLM

@@ -11,7 +11,7 @@ import torch
 from cells import CELLS, LENGTH, options, tiny, tokens
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
-from test_checkpoint import LONG, config_of, disturbed, logits, patched
+from stored_models import LONG, config_of, disturbed, logits, patched
 from test_plain_load import plain_verdicts
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, Trainer, TrainingArguments

@@ -5,13 +5,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from cells import CELLS, KINDS, LENGTH, TEXT, effect, exists, options, tiny, tokens
+from cells import CELLS, KINDS, LENGTH, TEXT, options, tiny, tokens
 from safetensors.torch import load_file
+from stored_models import LLAMA3, LONG, assert_same_weights, config_of, disturbed, logits, patched
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -20,45 +20,13 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from hf_posenc import SCHEMES, PosencError, check_model, describe, is_patched, load, patch_model, save, unpatch_model
+from hf_posenc import PosencError, check_model, describe, is_patched, load, patch_model, save, unpatch_model
 from hf_posenc.core.precision import kept_in_fp32
-from hf_posenc.core.tables import LearnedTable
 
 transformers.logging.disable_progress_bar()
 
-LONG = 3 * LENGTH
-
 every_cell = pytest.mark.parametrize(("scheme", "kind"), CELLS)
 few_cells = pytest.mark.parametrize(("scheme", "kind"), [(s, k) for s, k in CELLS if k in ("llama", "gpt2")])
-
-
-def disturbed(model):
-    """Move all that the scheme trains away from where it starts, so that a fresh start is not taken for a load."""
-    tables = [m.weight for m in model.modules() if isinstance(m, LearnedTable)]
-    own = [p for name, p in model.named_parameters() if "posenc_" in name]
-    generator = torch.Generator().manual_seed(7)
-    for parameter in {id(p): p for p in tables + own}.values():
-        parameter.data += 0.5 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-    return model
-
-
-def patched(scheme, kind, **overrides):
-    return disturbed(patch_model(tiny(kind, **overrides), scheme, **options(scheme)))
-
-
-@torch.no_grad()
-def logits(model, ids, **inputs):
-    return model(ids, **inputs).logits
-
-
-def assert_same_weights(model, expected):
-    mine, theirs = model.state_dict(), expected.state_dict()
-    assert sorted(mine) == sorted(theirs)
-    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def config_of(path):
-    return json.loads((Path(path) / "config.json").read_text())
 
 
 @every_cell
@@ -205,76 +173,6 @@ def test_tied_embeddings_stay_tied(scheme, tmp_path):
     assert torch.equal(logits(loaded, tokens(2, LONG)), logits(model, tokens(2, LONG)))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_unpatching_a_loaded_rotary_model_gives_the_original(scheme, kind, tmp_path):
-    original, ids = tiny(kind), tokens(2, LONG)
-    expected, config = logits(original, ids), original.config.to_dict()
-    save(patched(scheme, kind), tmp_path / "a")
-    loaded = unpatch_model(load(tmp_path / "a"))
-    assert not is_patched(loaded)
-    found = loaded.config.to_dict()
-    for key in ("architectures", "dtype", "_name_or_path"):  # what transformers notes in every config that it saves
-        found.pop(key), config.pop(key)
-    assert found == config
-    assert torch.equal(logits(loaded, ids), expected)
-    assert_same_weights(loaded, original)
-    loaded.save_pretrained(tmp_path / "b")
-    assert "posenc" not in config_of(tmp_path / "b")
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "b"), ids), expected)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_needs_the_lost_table_of_a_loaded_model_is_refused(scheme, kind, tmp_path):
-    save(patched(scheme, kind), tmp_path / "a")
-    loaded = load(tmp_path / "a")
-    before = logits(loaded, tokens(2, LENGTH))
-    with pytest.raises(PosencError, match="position table that the model had"):
-        unpatch_model(loaded)
-    with pytest.raises(PosencError, match="load the original model"):
-        patch_model(loaded, "learned", target_length=256)
-    check_model(loaded)
-    assert torch.equal(logits(loaded, tokens(2, LENGTH)), before)
-
-
-@pytest.mark.parametrize("second", TEXT)
-@pytest.mark.parametrize("first", ["yarn", "learned"])
-def test_patching_a_loaded_rotary_model_equals_patching_the_original(first, second, tmp_path):
-    save(patched(first, "llama"), tmp_path / "a")
-    again = patch_model(load(tmp_path / "a"), second, **options(second))
-    fresh = patch_model(tiny("llama"), second, **options(second))
-    check_model(again)
-    assert torch.equal(logits(again, tokens(2, LONG)), logits(fresh, tokens(2, LONG)))
-    assert again.config.posenc == fresh.config.posenc
-    save(again, tmp_path / "b")
-    assert torch.equal(logits(load(tmp_path / "b"), tokens(2, LONG)), logits(fresh, tokens(2, LONG)))
-
-
-def starts_from_a_table(scheme):
-    source = effect(scheme, "gpt2").table
-    return source is not None and source.reads_native
-
-
-LOADED = [("alibi", "gpt2"), ("learned", "gpt2"), ("none", "bert")]
-ANEW = [name for name in TEXT if exists(name, "gpt2") and not starts_from_a_table(name)]
-
-
-@pytest.mark.parametrize(
-    ("second", "first", "kind"), [(s, f, k) for s in ANEW for f, k in LOADED if k == "gpt2" or exists(s, k)]
-)
-def test_patching_a_loaded_table_model(first, second, kind, tmp_path):
-    """Whatever does not start from the model's own table works as on the original, and saves."""
-    save(patched(first, kind), tmp_path / "a")
-    again = patch_model(load(tmp_path / "a"), second, **options(second))
-    fresh = patch_model(tiny(kind), second, **options(second))
-    assert torch.equal(logits(again, tokens(2, LONG)), logits(fresh, tokens(2, LONG)))
-    with pytest.raises(PosencError, match="position table that the model had"):
-        unpatch_model(again)
-    save(again, tmp_path / "b")
-    assert torch.equal(logits(load(tmp_path / "b"), tokens(2, LONG)), logits(fresh, tokens(2, LONG)))
-
-
 @few_cells
 def test_with_the_package_imported_a_sealed_checkpoint_names_its_loader(scheme, kind, tmp_path):
     """And the others load as everywhere."""
@@ -383,16 +281,6 @@ def test_ntk_goes_out_as_plain_rope_theta(tmp_path):
     save(model, tmp_path / "a")
     rope = config_of(tmp_path / "a")["rope_parameters"]
     assert rope == {"rope_type": "default", "rope_theta": pytest.approx(10_000.0 * 4.0 ** (8 / 6))}
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-}
 
 
 @pytest.mark.parametrize("scheme", ["yarn", "linear", "ntk", "llama3"])

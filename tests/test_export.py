@@ -12,7 +12,7 @@ from cells import LENGTH, VOCAB, options, tiny, tokens
 from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
-from test_checkpoint import LLAMA3, LONG, config_of, logits, patched
+from stored_models import LLAMA3, LONG, config_of, logits, patched
 from transformers import AutoModel, AutoModelForCausalLM
 from typer.testing import CliRunner
 

@@ -102,7 +102,8 @@ model is a GPT-2, on which they have every scheme."""
 @pytest.mark.slow
 def test_every_law_runs_over_what_is_registered_from_a_file(checkout):
     report = checkout / "report.xml"
-    tests = ["tests/test_laws.py", "tests/test_describe.py", "tests/test_checkpoint.py"]
+    files = ("laws", "describe", "check_model", "checkpoint", "loaded_models")
+    tests = [f"tests/test_{name}.py" for name in files]
     chosen = ["--register", "tests/outside.py", "-k", CHOSEN, f"--junitxml={report}"]
     done = run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests, *chosen], checkout)
     assert done.returncode == 0, done.stdout[-5000:]

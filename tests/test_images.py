@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from cells import options as options_of
+from comparisons import anatomy, assert_same_model
 from image_cells import (
     CELLS,
     FAMILIES,
@@ -22,7 +23,6 @@ from image_cells import (
     whole_clip,
 )
 from peft import LoraConfig, get_peft_model
-from test_laws import anatomy, assert_same_model
 
 from hf_posenc import (
     SCHEMES,

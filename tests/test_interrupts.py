@@ -8,8 +8,8 @@ import pytest
 import torch
 from cells import options, tiny
 from image_cells import pixels, states, tiny_images
-from test_bad_input import Snapshot
-from test_bad_input import logits as logits_of
+from refusals import Snapshot
+from refusals import logits as logits_of
 from transformers import AutoModelForCausalLM, CohereConfig
 
 import hf_posenc

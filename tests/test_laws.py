@@ -5,7 +5,6 @@ They compare a patched model with itself; that it also does what its scheme says
 
 import copy
 import pickle
-from functools import lru_cache
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from cells import (
     TABLES,
     VOCAB,
     effect,
-    geometry,
     modules_of,
     no_dropout,
     options,
@@ -29,106 +27,32 @@ from cells import (
     tokens,
     trained,
 )
+from comparisons import (
+    LONG,
+    anatomy,
+    assert_same_model,
+    in_chunks,
+    is_absolute,
+    is_identity,
+    logits,
+    padded,
+    patched,
+    plain_logits,
+    resizes,
+    same,
+    where_they_stand,
+)
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import DynamicCache, StaticCache
 from transformers.pytorch_utils import Conv1D
 
 from hf_posenc import SCHEMES, PosencError, UnsupportedCell, check_model, is_patched, patch_model, unpatch_model
-from hf_posenc.core.effects import FollowingRotation
 from hf_posenc.core.precision import kept_in_fp32
 from hf_posenc.core.tables import LearnedTable
 
-LONG = 3 * LENGTH
-TOL = 2e-4
-"""For logits of standard deviation 1.7 in fp32; a position that is off by one gives errors above 0.1."""
-
 every_cell = pytest.mark.parametrize(("scheme", "kind"), CELLS)
 every_causal_cell = pytest.mark.parametrize(("scheme", "kind"), CAUSAL_CELLS)
-
-
-def is_identity(scheme, kind):
-    """Whether a scheme is, up to the trained length, what the model does anyway."""
-    does, own = effect(scheme, kind), SCHEMES["rope"]().effect(geometry(kind))
-    only_rotates = does.rotation is not None and (does.table, does.bias, does.pattern) == (None, None, None)
-    if kind not in ROTARY or not only_rotates:
-        return False
-    first = (does.rotation.inv_freq, does.rotation.attention_scaling)
-    return first == (own.rotation.inv_freq, own.rotation.attention_scaling)
-
-
-def is_absolute(scheme, kind):
-    """Whether it matters to a scheme where a text begins: it adds to the input, or follows how much is seen."""
-    does = effect(scheme, kind)
-    by_position = does.bias is not None and not does.bias.of_distance
-    return does.table is not None or by_position or isinstance(does.rotation, FollowingRotation)
-
-
-def resizes(scheme, kind):
-    """Whether a scheme makes its table from the model's own; resized and then rounded is not rounded and resized."""
-    source = effect(scheme, kind).table
-    return kind in TABLES and source is not None and source.reads_native
-
-
-def patched(scheme, kind, **overrides):
-    return patch_model(tiny(kind, **overrides), scheme, **options(scheme))
-
-
-@torch.no_grad()
-def logits(model, ids, **inputs):
-    return model(ids, **inputs).logits
-
-
-@lru_cache
-def plain_logits(kind):
-    """What the unpatched model says."""
-    return logits(tiny(kind), tokens(2, LENGTH))
-
-
-def same(actual, expected, tolerance=TOL):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
-
-
-def anatomy(model):
-    """All that hangs on a model but the values of its tensors: modules, attributes, hooks."""
-    hooks = [f"_{name}" for name in ("forward_pre_hooks", "forward_hooks", "state_dict_pre_hooks", "state_dict_hooks")]
-    return {
-        name: (type(module), sorted(vars(module)), [list(vars(module)[hook].values()) for hook in hooks])
-        for name, module in model.named_modules()
-    }
-
-
-def assert_same_model(model, expected):
-    """Bit by bit: weights, config and everything that hangs on the modules."""
-    mine, theirs = model.state_dict(), expected.state_dict()
-    assert list(mine) == list(theirs)
-    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-    assert model.config.to_dict() == expected.config.to_dict()
-    assert sorted(vars(model.config)) == sorted(vars(expected.config))
-    assert model.config._attn_implementation == expected.config._attn_implementation
-    assert anatomy(model) == anatomy(expected)
-
-
-def where_they_stand(mask):
-    """position_ids as `generate` makes them."""
-    return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
-
-
-def padded(rows, side):
-    """Rows of unequal length as one batch: ids, mask, and where the real tokens are."""
-    width = max(map(len, rows))
-    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
-    places = [slice(width - len(row), width) if side == "left" else slice(0, len(row)) for row in rows]
-    for i, (row, place) in enumerate(zip(rows, places, strict=True)):
-        ids[i, place], mask[i, place] = row, 1
-    return ids, mask, places
-
-
-def in_chunks(model, ids, cache, chunks):
-    """Logits of one text that is given piece by piece."""
-    assert sum(chunks) == ids.shape[1]
-    parts = [logits(model, part, past_key_values=cache, use_cache=True) for part in ids.split(chunks, 1)]
-    return torch.cat(parts, 1)
 
 
 # --- what a patch changes, and what it does not ---

@@ -11,7 +11,7 @@ import torch
 from cells import CELLS as ALL_CELLS
 from cells import LENGTH, OUTSIDE, TABLES, tiny, tokens
 from safetensors.torch import save_file
-from test_checkpoint import LLAMA3, LONG, logits, patched
+from stored_models import LLAMA3, LONG, logits, patched
 from test_temperature import smollm3
 from transformers import AutoModel
 

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 from cells import LENGTH, tiny, tokens
+from comparisons import assert_same_model, in_chunks, padded, same, where_they_stand
 from peft import LoraConfig, get_peft_model
-from test_laws import assert_same_model, in_chunks, padded, same, where_they_stand
 from test_temperature import llama4, ministral, smollm3
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, StaticCache
 

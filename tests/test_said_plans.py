@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from cells import LENGTH, VOCAB, tiny, tokens
+from comparisons import assert_same_model, same
 from evaluated import bytes_tokenizer, document, reader
 from peft import LoraConfig, get_peft_model
-from test_laws import assert_same_model, same
 from test_temperature import KINDS, L, llama4, logits, smollm3
 from transformers import (
     AutoConfig,

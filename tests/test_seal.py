@@ -17,8 +17,8 @@ from image_cells import patched_images, pixels, states
 from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from stored_models import LONG, config_of, logits, patched
 from test_adapters import trainer
-from test_checkpoint import LONG, config_of, logits, patched
 from test_old_checkpoints import FOLDERS, OLD, computed, loaded, metadata
 from test_plain_load import plain_verdicts
 from transformers import AutoModelForCausalLM, Phi3Config, PhimoeConfig

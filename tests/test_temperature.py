@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 from cells import LENGTH, VOCAB, tiny, tokens
+from comparisons import assert_same_model, in_chunks, padded, same, where_they_stand
 from image_cells import tiny_images
 from peft import LoraConfig, get_peft_model
-from test_laws import assert_same_model, in_chunks, padded, same, where_they_stand
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,

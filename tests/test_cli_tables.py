@@ -1,0 +1,78 @@
+"""What the command line lists and completes, whatever the width of the terminal."""
+
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hf_posenc.cli import known, tables
+from hf_posenc.cli.main import app
+from hf_posenc.evaluation import TASKS
+from hf_posenc.evaluation.measures.perplexity import PROTOCOLS
+from hf_posenc.evaluation.runs.options import READING_TASKS
+from hf_posenc.schemes import SCHEMES
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 120, 200, None])
+def test_tables_break_nothing_but_their_last_column(columns, monkeypatch):
+    monkeypatch.setattr(tables, "width", lambda: columns)
+    rows = [["a" * 30, "short", "many words that go on below themselves " * 3], ["b", "x", ""]]
+    text = tables.table(["name", "kind", "what"], rows)
+    assert "a" * 30 in text.split() and [word for word in text.split() if word == "themselves"] == ["themselves"] * 3
+    assert all(line.startswith(" " * 39) for line in text.splitlines()[2:-1])
+    room = columns is not None and columns >= 39 + tables.NARROW
+    assert not room or max(map(len, text.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_schemes_are_listed_by_their_whole_names_at_any_width(columns):
+    done = CliRunner().invoke(app, ["schemes"], env={"COLUMNS": columns})
+    lines = done.stdout.splitlines()
+    assert [name for name in SCHEMES if not any(line.split()[:1] == [name] for line in lines)] == []
+    assert len(lines) < 2 * len(SCHEMES) + 16 or int(columns) < 80
+    assert not any(line.startswith("refused: alibi") for line in lines)
+    assert max(map(len, lines)) <= max(int(columns), 80)
+    why = CliRunner().invoke(app, ["schemes", "--why"], env={"COLUMNS": columns}).stdout
+    said = " ".join(why.split())
+    assert re.search(r"\bwindow\b[^:]*: on a bias", said) and "cannot be kept" in said
+
+
+def test_names_that_are_checked_without_their_code_are_those_of_the_code():
+    assert known.TASKS == TASKS and {*READING_TASKS} <= {*known.TASKS}
+    assert set(known.PROTOCOLS) == set(PROTOCOLS)
+    assert list(known.scheme_names()) == sorted(SCHEMES)
+    assert all(hasattr(torch, name) for name in known.DTYPES if name != "auto")
+    from hf_posenc.evaluation.suites.harness import SUITES
+    from hf_posenc.evaluation.suites.lemb import SUITE
+    from hf_posenc.patching.patch import EXISTING
+
+    assert set(known.HARNESSES) == {*SUITES, "ruler_offline", SUITE}
+    assert known.EXISTING == EXISTING
+
+
+def test_schemes_of_other_packages_are_known(monkeypatch):
+    class Point:
+        name = "bell"
+
+    monkeypatch.setattr(known, "entry_points", lambda group: [Point] if group == "hf_posenc.schemes" else [])
+    known.scheme_names.cache_clear()
+    try:
+        assert "bell" in known.scheme_names()
+    finally:
+        known.scheme_names.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        ("hf-posenc patch a b --scheme ya", {"yarn"}),
+        ("hf-posenc compare a --schemes yarn,lo", {"yarn,longrope"}),
+        ("hf-posenc eval a --tasks passkey,multi", {"passkey,multikey", "passkey,multivalue"}),
+        ("hf-posenc co", {"compare"}),
+    ],
+)
+def test_shells_complete_names(typed, expected):
+    environment = {"_HF_POSENC_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = CliRunner().invoke(app, [], prog_name="hf-posenc", env=environment)
+    assert set(done.stdout.split()) == expected
