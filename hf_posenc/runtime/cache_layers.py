@@ -25,7 +25,7 @@ from transformers.cache_utils import (
 from ..compat.caches import UNREGISTERED, emptied, layer_at
 from ..compat.pytorch import assert_later
 from ..errors import PosencError
-from . import derived
+from . import rotated_keys
 from .calls import Call, Reading
 
 OPERATIONS = (
@@ -254,9 +254,9 @@ class Carrying(CacheLayerMixin):
         if READ not in self.companions or self.derived_by != reading.by:
             self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
             self.derived_by = reading.by
-            derived.begin(self.companions[READ], self.companions[STAGE], reading, keys)
+            rotated_keys.reserve_keys(self.companions[READ], self.companions[STAGE], reading, keys)
         slots = torch.arange(-new, 0, device=keys.device) + self.get_seq_length()
-        return derived.follow(self.companions[READ], self.companions[STAGE], reading, keys, places, slots)
+        return rotated_keys.update_keys(self.companions[READ], self.companions[STAGE], reading, keys, places, slots)
 
     def _holds(self, reading: Reading, count: int) -> bool:
         """Whether so many keys were derived before as they would be now."""
