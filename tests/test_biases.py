@@ -14,7 +14,7 @@ from hf_posenc.compat import pytorch
 from hf_posenc.core.biases import Bias, DistanceBias
 from hf_posenc.core.precision import kept_in_fp32
 from hf_posenc.runtime import gradients, masks, renderings
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.runtime.masks import Sight, sight
 from hf_posenc.runtime.renderings import RENDERINGS, Request
 

@@ -14,7 +14,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from hf_posenc import PosencError, patch_model
 from hf_posenc.core.effects import Geometry
 from hf_posenc.runtime import relative, terms
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.schemes import Deberta, Shaw, TransformerXL
 from hf_posenc.schemes.deberta import log_bucket
 

@@ -19,7 +19,7 @@ from ..compat.pytorch import assert_later
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
 from . import kernels, layouts, relative, tiles
-from .calls import Call
+from .attention_call import Call
 from .grids import GridLink
 from .kernels import is_causal
 from .masks import in_order, mask_rows, shown, sight, telling_padding

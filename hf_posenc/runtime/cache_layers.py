@@ -26,7 +26,7 @@ from ..compat.caches import UNREGISTERED, emptied, layer_at
 from ..compat.pytorch import assert_later
 from ..errors import PosencError
 from . import rotated_keys
-from .calls import Call, Reading
+from .attention_call import Call, Reading
 
 OPERATIONS = (
     *("offload", "prefetch", "reset", "reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices"),

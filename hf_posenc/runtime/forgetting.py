@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..errors import PosencError
 from . import flash
-from .calls import Call
+from .attention_call import Call
 
 RANGE = 256.0
 """Moved from keys to queries: fp16 ends at 65,504."""

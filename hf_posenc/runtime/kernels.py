@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ..compat.models import own_eager
 from ..core.biases import Bias
 from . import forgetting
-from .calls import Call
+from .attention_call import Call
 from .gradients import precision
 from .masks import add_mask
 from .renderings import Request, choose

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..compat.pytorch import changes_of
 from ..core.effects import FollowingRotation
 from ..core.patterns import Banded, Chunked, Pattern, Scattered
-from .calls import Angles
+from .attention_call import Angles
 from .flash import fits
 from .masks import padding_of, shown
 from .positions import Positions

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..compat.pytorch import changes_of
-from .calls import Call
+from .attention_call import Call
 
 BLOCK = 512
 """Queries whose part of a mask is looked at together."""

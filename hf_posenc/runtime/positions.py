@@ -20,8 +20,8 @@ from ..core.precision import Fp32Buffers
 from ..core.temperatures import Temperature
 from ..errors import PosencError
 from ..families.finding import argument_names
+from .attention_call import Angles, Call, Reading, Turn
 from .cache_layers import EMPTY, STATIC, settle
-from .calls import Angles, Call, Reading, Turn
 from .rotation import HALVES, rotate
 
 PREFIX = "hf_posenc_"

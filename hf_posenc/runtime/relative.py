@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from ..core.biases import Bias
 from ..core.relative import Terms
 from ..errors import UnsupportedCell
-from .calls import Call
+from .attention_call import Call
 from .flash import fits
 from .layouts import texts
 from .masks import add_mask

@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from ..core.biases import Bias
 from ..errors import PosencError
 from . import flash, gradients, masks
-from .calls import Call
+from .attention_call import Call
 from .gradients import BiasedAttention, Diagonals, Pairs, Plan, precision
 from .masks import Sight, add_mask, mask_rows
 

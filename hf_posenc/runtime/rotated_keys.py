@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Reading
+from .attention_call import Reading
 from .rotation import rotate
 
 

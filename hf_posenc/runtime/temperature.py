@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .calls import Call
+from .attention_call import Call
 from .masks import shown
 from .positions import Link
 

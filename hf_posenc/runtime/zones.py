@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..core.patterns import Pattern
 from . import compiled_few_queries, few_queries, layouts, tiles
-from .calls import Call
+from .attention_call import Call
 from .positions import FEW, Positions
 from .rotation import rotate
 
