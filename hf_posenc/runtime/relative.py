@@ -25,7 +25,7 @@ from .attention_call import Call
 from .flash import fits
 from .layouts import texts
 from .masks import add_mask
-from .terms import attend as of_text
+from .relative_texts import attend as of_text
 from .tiles import Span
 
 BLOCK = 128
