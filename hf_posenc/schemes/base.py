@@ -13,7 +13,7 @@ from ..core.effects import Effect, Geometry, OwnTable, Span
 from ..core.ranges import Range
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
-from .checked import Checked
+from .option_checks import CheckedOptions
 from .temperature import TemperatureKind, refuse_images, temperature_from
 from .tempered import tempered
 
@@ -76,7 +76,7 @@ def _fault(cls: Any) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme(Checked):
+class Scheme(CheckedOptions):
     """A way to know positions. Options are checked when it is made; `effect` makes numbers of a model's geometry."""
 
     name: ClassVar[str]
