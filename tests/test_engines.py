@@ -13,7 +13,7 @@ from test_gguf import ROPE, UNSAID, model_of
 from hf_posenc import PosencError, describe, patch_model
 from hf_posenc.engines import table
 from hf_posenc.engines.kinds import KINDS, kind_of_rope
-from hf_posenc.engines.shown import cell, runtimes_markdown
+from hf_posenc.engines.markdown import runtimes_markdown, table_cell
 from hf_posenc.engines.table import RUNTIMES, Entry, entries, lines, look_up, read, recorded
 from hf_posenc.schemes import SCHEMES
 
@@ -66,7 +66,10 @@ def test_the_closest_entry_is_found(monkeypatch):
     known = (entry("*", "*", "any"), entry("*", "yarn", "yarn"), entry("llama", "yarn", "both"))
     known = (*known, entry("llama", "yarn", "keys", ("rope_theta",)))
     monkeypatch.setattr(table, "entries", lambda: known)
-    found = [look_up("vllm", "checkpoint", *cell) for cell in (("gpt2", "table"), ("gpt2", "yarn"), ("llama", "yarn"))]
+    found = [
+        look_up("vllm", "checkpoint", *table_cell)
+        for table_cell in (("gpt2", "table"), ("gpt2", "yarn"), ("llama", "yarn"))
+    ]
     assert [one and one.note for one in found] == ["any", "yarn", "both"]
     with_key = look_up("vllm", "checkpoint", "llama", "yarn", {"rope_theta", "factor"})
     assert with_key is not None and with_key.note == "keys"
@@ -144,7 +147,7 @@ def test_the_documentation_promises_nothing_that_is_not_known():
         rows = [[word.strip() for word in line.strip("|").split("|")] for line in part.splitlines() if "|" in line]
         for row in rows[2:]:
             for architecture, said in zip(rows[0][1:], row[1:], strict=True):
-                true = cell(names[rows[0][0]], architecture, row[0])
+                true = table_cell(names[rows[0][0]], architecture, row[0])
                 if said.startswith("right"):
                     assert true.startswith("right"), (rows[0][0], architecture, row[0], "make docs")
                     promised += 1
