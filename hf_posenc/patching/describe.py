@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..compat.models import attention_of
 from ..engines.kinds import LISTED, keys_of, kind_of_rope
-from ..engines.table import lines
+from ..engines.table import runtime_lines
 from ..families import Group, Places, places
 from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
@@ -83,15 +83,15 @@ class Description:
     def __str__(self) -> str:
         told = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
         told |= told.pop("runtimes") or {}
-        lines = []
+        runtime_lines = []
         for name, value in told.items():
             if value is None or value in ({}, ""):
                 continue
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
             if name == "plan":
                 text = ("\n" + " " * 22).join(f"{layers}: {does}" for layers, does in value.items())
-            lines.append(f"{name:<22}{text}")
-        return "\n".join(lines)
+            runtime_lines.append(f"{name:<22}{text}")
+        return "\n".join(runtime_lines)
 
 
 def describe(model: Any) -> Description:
@@ -114,7 +114,9 @@ def describe(model: Any) -> Description:
         bias=bias,
         portability=portability,
         nearest=nearest_scheme(where, record) if portability.startswith(SEALED_GRADE) else None,
-        runtimes=None if group.stack.grid else lines(*cell_of(where, portability.startswith(SEALED_GRADE), record)),
+        runtimes=None
+        if group.stack.grid
+        else runtime_lines(*cell_of(where, portability.startswith(SEALED_GRADE), record)),
         **(_on_a_grid(group) if group.stack.grid else _in_a_text(where, group, record)),
     )
 
