@@ -66,10 +66,7 @@ def test_the_closest_entry_is_found(monkeypatch):
     known = (entry("*", "*", "any"), entry("*", "yarn", "yarn"), entry("llama", "yarn", "both"))
     known = (*known, entry("llama", "yarn", "keys", ("rope_theta",)))
     monkeypatch.setattr(table, "entries", lambda: known)
-    found = [
-        look_up("vllm", "checkpoint", *table_cell)
-        for table_cell in (("gpt2", "table"), ("gpt2", "yarn"), ("llama", "yarn"))
-    ]
+    found = [look_up("vllm", "checkpoint", *cell) for cell in (("gpt2", "table"), ("gpt2", "yarn"), ("llama", "yarn"))]
     assert [one and one.note for one in found] == ["any", "yarn", "both"]
     with_key = look_up("vllm", "checkpoint", "llama", "yarn", {"rope_theta", "factor"})
     assert with_key is not None and with_key.note == "keys"

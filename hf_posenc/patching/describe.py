@@ -83,15 +83,15 @@ class Description:
     def __str__(self) -> str:
         told = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
         told |= told.pop("runtimes") or {}
-        runtime_lines = []
+        lines = []
         for name, value in told.items():
             if value is None or value in ({}, ""):
                 continue
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
             if name == "plan":
                 text = ("\n" + " " * 22).join(f"{layers}: {does}" for layers, does in value.items())
-            runtime_lines.append(f"{name:<22}{text}")
-        return "\n".join(runtime_lines)
+            lines.append(f"{name:<22}{text}")
+        return "\n".join(lines)
 
 
 def describe(model: Any) -> Description:
