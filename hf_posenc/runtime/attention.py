@@ -25,7 +25,7 @@ from .kernels import is_causal
 from .masks import in_order, mask_rows, shown, sight, telling_padding
 from .positions import PREFIX, Link, Positions
 from .rotation import rotate
-from .temperature import tempered
+from .temperature import scale_queries
 from .zones import attend_in_zones
 
 LOOKS_AHEAD = (
@@ -86,7 +86,7 @@ def _attend(
     **kwargs: Any,
 ) -> Output:
     shared, causal = link.shared, is_causal(module, kwargs)
-    query = tempered(query, link, call, mask, key.shape[2], causal)
+    query = scale_queries(query, link, call, mask, key.shape[2], causal)
     if shared.pattern is not None:
         if shared.pattern.causal and mask is not None:
             _refuse_to_look_ahead(mask, call, key.shape[2])

@@ -10,7 +10,7 @@ from .masks import shown
 from .positions import Link
 
 
-def tempered(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: int, causal: bool) -> Tensor:
+def scale_queries(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: int, causal: bool) -> Tensor:
     """Queries, (batch, heads, queries, channels), times their factors. `keys`: how many there are."""
     temperature = link.temperature
     if temperature is None:
@@ -22,8 +22,8 @@ def tempered(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: i
     else:
         factors = link.shared.factors(call.query, lambda: temperature(call.query + 1)[..., None], link.first)
     # In fp32, as a factor in half precision is off by the same part for all channels of a query.
-    tempered = query * factors
-    return tempered if tempered.dtype == query.dtype else tempered.to(query.dtype)
+    scale_queries = query * factors
+    return scale_queries if scale_queries.dtype == query.dtype else scale_queries.to(query.dtype)
 
 
 def _text_length(call: Call, mask: Tensor | None, keys: int) -> Tensor:
