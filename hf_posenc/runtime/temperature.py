@@ -22,8 +22,8 @@ def scale_queries(query: Tensor, link: Link, call: Call, mask: Tensor | None, ke
     else:
         factors = link.shared.factors(call.query, lambda: temperature(call.query + 1)[..., None], link.first)
     # In fp32, as a factor in half precision is off by the same part for all channels of a query.
-    scale_queries = query * factors
-    return scale_queries if scale_queries.dtype == query.dtype else scale_queries.to(query.dtype)
+    scaled = query * factors
+    return scaled if scaled.dtype == query.dtype else scaled.to(query.dtype)
 
 
 def _text_length(call: Call, mask: Tensor | None, keys: int) -> Tensor:
