@@ -15,7 +15,7 @@ from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
 from .option_checks import CheckedOptions
 from .temperature import TemperatureKind, refuse_images, temperature_from
-from .tempered import tempered
+from .temperature_effect import add_temperature
 
 S = TypeVar("S", bound="type[Scheme]")
 
@@ -129,7 +129,7 @@ class Scheme(CheckedOptions):
         if not isinstance(self.temperature, TemperatureKind):
             return effect
         refuse_images(geometry.axes)
-        return tempered(effect, self.temperature, geometry, self.span(geometry))
+        return add_temperature(effect, self.temperature, geometry, self.span(geometry))
 
     def effects(self, geometries: Mapping[str, Geometry]) -> dict[str, Effect]:
         """What it contributes to each group of layers; with modules of its own each time."""
