@@ -106,7 +106,7 @@ def real_queries(r: Request) -> torch.Tensor:
     """Those that see something: what padding computes is nobody's concern. (batch or 1, queries)."""
     if r.mask is None:
         return torch.ones(1, LENGTH, dtype=torch.bool)
-    return masks.shown(r.mask).any(-1).any(1)
+    return masks.boolean_mask(r.mask).any(-1).any(1)
 
 
 CASES = [(n, kind, causal, r) for n, (kind, causal), r in itertools.product(MADE, KINDS, RENDERINGS)]

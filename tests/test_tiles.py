@@ -152,7 +152,7 @@ def test_tokens_that_see_others_and_not_themselves_are_left_out_only_as_padding(
     mean what it says."""
     real = torch.ones(1, 9, dtype=torch.bool)
     real[:, 6:] = False
-    make = masks.telling_padding(sdpa_mask)
+    make = masks.keep_padding(sdpa_mask)
     mask = make(batch_size=1, q_length=9, kv_length=9, attention_mask=real)
     assert texts(mask, torch.arange(9)[None], 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
     assert texts(mask.clone(), torch.arange(9)[None], 1) is None

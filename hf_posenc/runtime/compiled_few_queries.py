@@ -13,7 +13,7 @@ from ..compat.pytorch import assert_later
 from ..core.patterns import Zone
 from .cache_layers import in_slots
 from .few_queries import Part, hide_unseen, join_parts, rotate_to_zone, scaled_products
-from .masks import shown
+from .masks import boolean_mask
 
 REPEATED = (
     "Several tokens of a text stand at the same position, so that more of them are within reach than a compiled graph "
@@ -47,7 +47,7 @@ def _part_of_slots(work: Any, zone: Zone) -> Part:
     assert room is not None
     seen = zone.seen.expand(batch, -1, -1)
     if work.mask is not None:
-        seen = seen & shown(work.mask[..., : seen.shape[2]]).any(1)
+        seen = seen & boolean_mask(work.mask[..., : seen.shape[2]]).any(1)
     count = seen.any(1).cumsum(-1)
     assert_later((count[:, -1] <= room).all(), REPEATED)
     which = torch.arange(1, room + 1, device=count.device).expand(batch, -1).contiguous()

@@ -13,7 +13,7 @@ from ..core.effects import FollowingRotation
 from ..core.patterns import Banded, Chunked, Pattern, Scattered
 from .attention_call import Angles
 from .flash import fits
-from .masks import padding_of, shown
+from .masks import boolean_mask, padding_of
 from .positions import Positions
 from .rotation import rotate
 from .tiles import Job, Keys, Queries, Run, Span, Tile, band, beyond, blocks, plain
@@ -168,7 +168,7 @@ def _texts(mask: Tensor, at: Tensor) -> list[Span] | None:
     if mask.shape[1] != 1 or mask.shape[2] != mask.shape[3] or mask.shape[2] != at.shape[1]:
         return None
     seen = mask if mask.dtype == torch.bool else mask == 0
-    if seen is not mask and not torch.equal(seen, shown(mask)):  # it adds something to what is seen
+    if seen is not mask and not torch.equal(seen, boolean_mask(mask)):  # it adds something to what is seen
         return None
     seen = seen[:, 0].expand(len(at), -1, -1)
     real = seen.diagonal(dim1=1, dim2=2)

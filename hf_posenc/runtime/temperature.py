@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .attention_call import Call
-from .masks import shown
+from .masks import boolean_mask
 from .positions import Link
 
 
@@ -30,4 +30,4 @@ def _text_length(call: Call, mask: Tensor | None, keys: int) -> Tensor:
     """How much text each query of an encoder looks at, which is what is no padding: (batch or 1, queries)."""
     if mask is None:
         return torch.full_like(call.query, keys)
-    return shown(mask)[:, 0].any(1).sum(-1, keepdim=True).expand(-1, call.query.shape[1])
+    return boolean_mask(mask)[:, 0].any(1).sum(-1, keepdim=True).expand(-1, call.query.shape[1])
