@@ -184,7 +184,7 @@ def _in_tiles(
     if (kwargs.get("dropout") and module.training) or kwargs.get("softcap") or kwargs.get("s_aux") is not None:
         return None
     scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
-    return layouts.job(query, key, value, mask, call.query, call.key(key.shape[2]), shared, scaling)
+    return layouts.plan_job(query, key, value, mask, call.query, call.key(key.shape[2]), shared, scaling)
 
 
 def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:

@@ -84,7 +84,7 @@ def attend_in_zones(
     )
     bare = not work.dropout and work.softcap is None and work.sinks is None
     if causal and bare and not weighs:
-        job = layouts.job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
+        job = layouts.plan_job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
         if job is not None:
             return tiles.attend(work.query, key, value, job), None
     if not weighs and few_queries.can_attend(work) and length <= FEW:  # a tracer for any length need not ask
