@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..compat.pytorch import assert_later
 from ..core.patterns import Zone
-from .cache_layers import in_slots
+from .cache_layers import select_slots
 from .few_queries import Part, hide_unseen, join_parts, rotate_to_zone, scaled_products
 from .masks import boolean_mask
 
@@ -54,8 +54,8 @@ def _part_of_slots(work: Any, zone: Zone) -> Part:
     slots = torch.searchsorted(count, which).clamp(max=count.shape[1] - 1)
     at, mask = slots[:, None, :], work.mask
     taken = work._replace(
-        key=in_slots(work.key, slots),
-        value=in_slots(work.value, slots),
+        key=select_slots(work.key, slots),
+        value=select_slots(work.value, slots),
         keys_at=work.keys_at.expand(batch, -1).gather(1, slots),
         mask=None if mask is None else _gather_columns(mask.expand(batch, -1, -1, -1), at[:, None]),
     )

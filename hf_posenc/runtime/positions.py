@@ -21,7 +21,7 @@ from ..core.temperatures import Temperature
 from ..errors import PosencError
 from ..families.finding import argument_names
 from .attention_call import Angles, Call, Reading, Turn
-from .cache_layers import EMPTY, STATIC, settle
+from .cache_layers import EMPTY, STATIC, prepare_layer
 from .rotation import HALVES, rotate
 
 PREFIX = "hf_posenc_"
@@ -239,7 +239,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         start, (_, first) = query_offset(cache, slot), cache.get_mask_sizes(states.shape[1], slot)
         positions = _of_queries(module, kwargs, link, start)
         call = Call(positions, positions, None if isinstance(start, Tensor) else start - first)
-        layer = settle(cache, slot, shared.forgets)
+        layer = prepare_layer(cache, slot, shared.forgets)
         _look_at(call, link, states)
         _prepare(call, link, layer, len(states), kwargs.get(link.mask))
         layer.call = call
