@@ -28,7 +28,7 @@ from ..patching.records import Record, flags_of, section_of
 from ..patching.seal import MARKS, NAME, sealed_config, sealed_weights
 from ..patching.sidecar import ADAPTER, seal_adapter
 from ..patching.sizes import stored_size
-from ..runtime.rotary import hushed
+from ..runtime.rotary import hush_transformers
 from .adapters import load_adapter
 from .cards import kept_card, write_card
 from .embedders import around, holds_embedder
@@ -79,7 +79,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
 def write(model: Any, base: PreTrainedModel, folder: Path, portable: bool, kwargs: dict[str, Any]) -> None:
     """Fill a folder with a checkpoint of `model`, whose transformers model is `base`."""
     adapted = model is not base and hasattr(model, "get_base_model")
-    with warnings.catch_warnings(), hushed():
+    with warnings.catch_warnings(), hush_transformers():
         if adapted:  # of adapters that do not carry their scheme by themselves; these do
             warnings.filterwarnings("ignore", message="If this saves a PEFT")
         model.save_pretrained(folder, **kwargs)
