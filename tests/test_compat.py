@@ -413,7 +413,7 @@ def test_layers_of_a_cache_can_be_made_and_replaced():
     model = tiny("llama")
     model(tokens(1, 4), past_key_values=cache)
     assert mine.keys.shape[2] == 4, "caches no longer keep their layers in `layers`"
-    caches.emptied(mine)
+    caches.clear_layer(mine)
     assert caches.query_offset(cache, 1) == 0
     model.model.layers[1].self_attn(torch.zeros(1, 2, 32), (torch.zeros(1, 2, 8),) * 2, None, past_key_values=cache)
     assert caches.query_offset(cache, 1) == 2

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from ..compat.caches import UNREGISTERED, emptied, layer_at
+from ..compat.caches import UNREGISTERED, clear_layer, layer_at
 from ..compat.pytorch import assert_later
 from ..errors import PosencError
 from . import rotated_keys
@@ -82,7 +82,7 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:
         super().reset()
-        emptied(self)
+        clear_layer(self)
         self.rooms = {}
 
     def offload(self) -> None:
@@ -131,7 +131,7 @@ class SinkLayer(DynamicLayer):
     def reset(self) -> None:
         super().reset()
         self.given, self.keep = 0, None
-        emptied(self)
+        clear_layer(self)
 
     def crop(self, tokens_to_remove: int) -> None:
         if self.given > self.held:
