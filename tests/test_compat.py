@@ -325,7 +325,7 @@ def test_infinity_in_a_config_is_read_as_transformers_writes_it(tmp_path):
     config = transformers.LlamaConfig(vocab_size=7, eps=math.inf, other=[1.5, -math.inf])
     config.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
-    values = models.decoded(copy.deepcopy(raw))
+    values = models.decode_floats(copy.deepcopy(raw))
     assert (values["eps"], values["other"], values["vocab_size"]) == (math.inf, [1.5, -math.inf], 7)
 
 

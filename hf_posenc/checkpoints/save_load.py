@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from ..compat.models import carries_adapters, decoded
+from ..compat.models import carries_adapters, decode_floats
 from ..compat.quantized import keep_packing
 from ..errors import PosencError
 from ..families import Family, family_of
@@ -222,7 +222,7 @@ def unpatched_config(
     raw: dict[str, Any], record: Record | None, family: Family | None, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
-    values = decoded(copy.deepcopy(raw))
+    values = decode_floats(copy.deepcopy(raw))
     for key in ("posenc", "attn_implementation", "auto_map", *(MARKS if sealed_config(raw) else ())):
         values.pop(key, None)
     kind = values.get("model_type")
