@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hf_posenc import SCHEMES, patch_model
 from hf_posenc.core.effects import Geometry
 from hf_posenc.runtime import relative
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.runtime.kernels import sdpa
 
 LENGTH = 4096

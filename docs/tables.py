@@ -9,7 +9,7 @@ from typing import Any
 from real_models import encoders_table, losses_table, passkeys_table, tuning_table
 from studies import compose_table, search_table, searches_table, temperature_table
 
-from hf_posenc.engines.shown import runtimes_markdown
+from hf_posenc.engines.markdown import runtimes_markdown
 from hf_posenc.patching.grades import table_markdown
 from hf_posenc.search.rules import rules_markdown
 from hf_posenc.training.keys import keys_markdown

@@ -2,7 +2,7 @@
 
 import sys
 
-from .extras import missing
+from .extras import missing_package
 
 NEEDED = ("typer", "rich")
 
@@ -13,7 +13,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
-        sys.exit(f"hf-posenc: {missing(error.name, 'cli', 'The command line')}")
+        sys.exit(f"hf-posenc: {missing_package(error.name, 'cli', 'The command line')}")
     app(prog_name="hf-posenc")
 
 

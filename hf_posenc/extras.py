@@ -25,20 +25,20 @@ def require(package: str, extra: str, what: str) -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        raise missing(error.name or package, extra, what) from None
+        raise missing_package(error.name or package, extra, what) from None
 
 
 def require_all(extra: str, what: str) -> None:
     """Raise for the first package of an extra that is missing, without importing any."""
     for package in EXTRAS[extra]:
         if find_spec(package) is None:
-            raise missing(package, extra, what)
+            raise missing_package(package, extra, what)
 
 
-def missing(package: str, extra: str, what: str) -> MissingPackage:
-    return MissingPackage(f"{what} needs {package}, which is not installed: {installing(extra)}")
+def missing_package(package: str, extra: str, what: str) -> MissingPackage:
+    return MissingPackage(f"{what} needs {package}, which is not installed: {install_command(extra)}")
 
 
-def installing(extra: str) -> str:
+def install_command(extra: str) -> str:
     """How an extra is installed, from a package index or from a clone."""
     return f"pip install 'hf-posenc[{extra}]' (in a clone of the project: pip install '.[{extra}]')."

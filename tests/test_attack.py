@@ -60,13 +60,13 @@ def test_the_judge_knows_a_plan_from_another(variant):
 
 
 def test_blocks_are_made_small_and_as_they_were_again():
-    from hf_posenc.runtime import terms
+    from hf_posenc.runtime import relative_texts
 
-    usual = terms.BLOCK
+    usual = relative_texts.BLOCK
     with pytest.raises(ZeroDivisionError), blocks_of(8):
-        assert terms.BLOCK == 8
+        assert relative_texts.BLOCK == 8
         raise ZeroDivisionError
-    assert usual == terms.BLOCK
+    assert usual == relative_texts.BLOCK
 
 
 @pytest.mark.parametrize("heated", range(len(HEATS)))

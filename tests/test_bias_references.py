@@ -16,7 +16,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_posenc import patch_model
 from hf_posenc.runtime import kernels, renderings
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.t5 import BucketBias, bucket
 

@@ -12,9 +12,9 @@ from torch import nn
 from hf_posenc import SCHEMES, PosencError, patch_model, set_rendering
 from hf_posenc.compat import pytorch
 from hf_posenc.core.biases import Bias, DistanceBias
-from hf_posenc.core.precision import kept_in_fp32
+from hf_posenc.core.precision import fp32_names
 from hf_posenc.runtime import gradients, masks, renderings
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.runtime.masks import Sight, sight
 from hf_posenc.runtime.renderings import RENDERINGS, Request
 
@@ -106,7 +106,7 @@ def real_queries(r: Request) -> torch.Tensor:
     """Those that see something: what padding computes is nobody's concern. (batch or 1, queries)."""
     if r.mask is None:
         return torch.ones(1, LENGTH, dtype=torch.bool)
-    return masks.shown(r.mask).any(-1).any(1)
+    return masks.boolean_mask(r.mask).any(-1).any(1)
 
 
 CASES = [(n, kind, causal, r) for n, (kind, causal), r in itertools.product(MADE, KINDS, RENDERINGS)]
@@ -348,7 +348,7 @@ def test_which_parameters_follow_the_dtype_is_declared():
     after = patch_model(tiny("llama"), scheme_of(Mixed)).to(torch.bfloat16)
     before = patch_model(tiny("llama").to(torch.bfloat16), scheme_of(Mixed))
     for model in (after, before):
-        kept = kept_in_fp32(model)
+        kept = fp32_names(model)
         assert {"model.posenc_bias.kept"} == {name for name, _ in model.named_parameters()} & kept
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "posenc" in name:

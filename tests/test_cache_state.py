@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, QuantizedLayer
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.runtime.cache_layers import OPERATIONS, Carrying, GrowingLayer, carrying, in_slots
+from hf_posenc.runtime.cache_layers import OPERATIONS, CarryingLayer, GrowingLayer, carrying_class, select_slots
 
 BUDGET = int(os.environ.get("HF_POSENC_ATTACK", "10"))
 """Cases for each scheme and kind of cache."""
@@ -246,9 +246,9 @@ def test_layers_with_a_sliding_window(scheme, kind):
 def test_slots_are_taken_from_one_row_as_from_many():
     rows, slots = torch.randn(3, 2, 5, 4), torch.tensor([[0, 3, 4], [1, 2, 4], [0, 1, 2]])
     wanted = torch.stack([row[:, chosen] for row, chosen in zip(rows, slots, strict=True)])
-    assert torch.equal(in_slots(rows, slots), wanted)
+    assert torch.equal(select_slots(rows, slots), wanted)
     for row in range(3):
-        assert torch.equal(in_slots(rows[row : row + 1], slots[row : row + 1]), wanted[row : row + 1])
+        assert torch.equal(select_slots(rows[row : row + 1], slots[row : row + 1]), wanted[row : row + 1])
 
 
 def test_a_streaming_cache_is_cut_back_until_it_forgets():
@@ -319,7 +319,7 @@ def test_a_static_cache_that_was_cut_back_by_hand_is_noticed():
 def test_a_static_cache_derives_keys_once(scheme, monkeypatch):
     """What was read is kept, so that a step rotates its own key and, of zones, those that are near."""
     model, ids = patch_model(tiny("llama"), scheme, **options(scheme)), tokens(1, LENGTH + 8)
-    past, lengths, derived = StaticCache(config=model.config, max_cache_len=2 * LENGTH), [], Carrying._read
+    past, lengths, derived = StaticCache(config=model.config, max_cache_len=2 * LENGTH), [], CarryingLayer._read
 
     def counted(self, call, new, keys):
         if call.reading is not None:
@@ -327,7 +327,7 @@ def test_a_static_cache_derives_keys_once(scheme, monkeypatch):
             call.reading = call.reading._replace(derive=lambda k, at: lengths.append(k.shape[2]) or derive(k, at))
         return derived(self, call, new, keys)
 
-    monkeypatch.setattr(Carrying, "_read", counted)
+    monkeypatch.setattr(CarryingLayer, "_read", counted)
     with torch.no_grad():
         model(ids[:, :LENGTH], past_key_values=past)
         for i in range(LENGTH, LENGTH + 8):
@@ -403,6 +403,6 @@ def test_no_operation_of_a_cache_is_unknown():
 def test_a_carrying_layer_is_of_the_kind_that_it_was():
     for kind in all_layers():
         if kind.__module__ == "transformers.cache_utils" and not getattr(kind, "__abstractmethods__", None):
-            made = carrying(kind)
-            assert issubclass(made, kind) and issubclass(made, Carrying)
+            made = carrying_class(kind)
+            assert issubclass(made, kind) and issubclass(made, CarryingLayer)
             assert hasattr(made, "activate_past_recording") == hasattr(kind, "activate_past_recording")

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from hf_posenc import PosencError, check_model, describe, is_patched, load, patch_model, save, unpatch_model
-from hf_posenc.core.precision import kept_in_fp32
+from hf_posenc.core.precision import fp32_names
 
 transformers.logging.disable_progress_bar()
 
@@ -81,7 +81,7 @@ def test_dtype_is_passed_on(scheme, kind, tmp_path):
     model, ids = patched(scheme, kind), tokens(2, LONG)
     save(model, tmp_path / "a")
     half = load(tmp_path / "a", dtype=torch.bfloat16)
-    fp32 = kept_in_fp32(half)
+    fp32 = fp32_names(half)
     assert {p.dtype for name, p in half.named_parameters() if name not in fp32} == {torch.bfloat16}
     assert {p.dtype for name, p in half.named_parameters() if name in fp32} <= {torch.float32}
     assert torch.equal(logits(half, ids), logits(copy.deepcopy(model).to(torch.bfloat16), ids))

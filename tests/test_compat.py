@@ -155,14 +155,14 @@ def test_the_cpu_kernel_takes_a_mask_with_causal_and_gives_the_sums(dtype, maske
 def test_a_kernel_that_is_missing_or_means_something_else_is_not_used(monkeypatch):
     kernel = pytorch.cpu_attention
     monkeypatch.setattr(pytorch, "KERNEL", "_no_such_kernel")
-    assert pytorch.proved_dtypes() == ()
+    assert pytorch.find_right_dtypes() == ()
     monkeypatch.undo()
     monkeypatch.setattr(
         pytorch, "cpu_attention", lambda *args, **kwargs: tuple(x * 1.1 for x in kernel(*args, **kwargs))
     )
-    assert pytorch.proved_dtypes() == ()
+    assert pytorch.find_right_dtypes() == ()
     monkeypatch.setattr(pytorch, "cpu_attention", lambda q, k, v, **given: kernel(q, k, v, **{**given, "mask": None}))
-    assert pytorch.proved_dtypes() == ()
+    assert pytorch.find_right_dtypes() == ()
 
 
 @pytest.mark.parametrize("scheme", ["alibi", "self_extend", "dca", "lm_infinite", "streaming"])
@@ -217,7 +217,7 @@ def test_a_compiled_model_leads_back_to_the_model():
     layer = nn.Linear(1, 1)
     compiled = torch.compile(layer)
     assert pytorch.is_compiled(compiled) and not pytorch.is_compiled(layer)
-    assert pytorch.uncompiled(compiled) is layer and pytorch.uncompiled(layer) is layer
+    assert pytorch.unwrap_compiled(compiled) is layer and pytorch.unwrap_compiled(layer) is layer
 
 
 def test_a_device_refuses_what_does_not_hold():
@@ -254,7 +254,7 @@ def test_a_parameter_is_found_behind_a_property():
     ],
 )
 def test_modules_have_a_say_when_they_are_moved(move):
-    class Counts(pytorch.Moving):
+    class Counts(pytorch.MovableModule):
         moves = 0
 
         def moved(self, move):
@@ -269,7 +269,7 @@ def test_modules_have_a_say_when_they_are_moved(move):
 
 
 def test_modules_have_a_say_in_their_state():
-    class Doubles(pytorch.Stored, nn.Embedding):
+    class Doubles(pytorch.SavableModule, nn.Embedding):
         def stored(self, state, prefix):
             state[prefix + "weight"] = 2 * state[prefix + "weight"]
 

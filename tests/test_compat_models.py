@@ -55,7 +55,7 @@ def test_infinity_in_a_config_is_read_as_transformers_writes_it(tmp_path):
     config = transformers.LlamaConfig(vocab_size=7, eps=math.inf, other=[1.5, -math.inf])
     config.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
-    values = models.decoded(copy.deepcopy(raw))
+    values = models.decode_floats(copy.deepcopy(raw))
     assert (values["eps"], values["other"], values["vocab_size"]) == (math.inf, [1.5, -math.inf], 7)
 
 
@@ -143,7 +143,7 @@ def test_layers_of_a_cache_can_be_made_and_replaced():
     model = tiny("llama")
     model(tokens(1, 4), past_key_values=cache)
     assert mine.keys.shape[2] == 4, "caches no longer keep their layers in `layers`"
-    caches.emptied(mine)
+    caches.clear_layer(mine)
     assert caches.query_offset(cache, 1) == 0
     model.model.layers[1].self_attn(torch.zeros(1, 2, 32), (torch.zeros(1, 2, 8),) * 2, None, past_key_values=cache)
     assert caches.query_offset(cache, 1) == 2

@@ -93,10 +93,10 @@ def test_what_peft_trains_whole_is_a_copy_behind_a_wrapper():
     head = model.lm_head
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
     assert model.lm_head is not head
-    assert adapters.without_copies(model.lm_head) is head
+    assert adapters.unwrap_copies(model.lm_head) is head
     copied = adapters.active_copy(model.lm_head)
     assert isinstance(copied, nn.Linear) and copied is not head and copied.weight.requires_grad
-    assert adapters.without_copies(head) is head and adapters.active_copy(head) is head
+    assert adapters.unwrap_copies(head) is head and adapters.active_copy(head) is head
     assert adapters.knows_embeddings(["norm", "lm_head"]) and not adapters.knows_embeddings(["q_proj"])
 
 
@@ -173,11 +173,11 @@ def test_lm_evals_model_says_what_it_is_about_to_read(harness):
 
 
 def test_every_kernel_passes_a_mode_below_autograd():
-    from hf_posenc.compat.kernels import KernelMode, detached
+    from hf_posenc.compat.kernels import KernelMode, detach_all
 
     class Doubles(KernelMode):
         def kernel(self, name, args, run):
-            return detached([run() * 2])[0] if name.startswith("aten.exp") else run()
+            return detach_all([run() * 2])[0] if name.startswith("aten.exp") else run()
 
     x = torch.zeros(3, requires_grad=True)
     with Doubles():

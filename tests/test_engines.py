@@ -13,8 +13,8 @@ from test_gguf import ROPE, UNSAID, model_of
 from hf_posenc import PosencError, describe, patch_model
 from hf_posenc.engines import table
 from hf_posenc.engines.kinds import KINDS, kind_of_rope
-from hf_posenc.engines.shown import cell, runtimes_markdown
-from hf_posenc.engines.table import RUNTIMES, Entry, entries, lines, look_up, read, recorded
+from hf_posenc.engines.markdown import runtimes_markdown, table_cell
+from hf_posenc.engines.table import RUNTIMES, Entry, entries, look_up, parse_entries, record_entries, runtime_lines
 from hf_posenc.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent
@@ -78,11 +78,13 @@ def test_measurements_replace_what_was_said_of_their_cells(tmp_path):
     file.write_text(json.dumps([{**vars(entry), "given": list(entry.given)} for entry in entries()]))
     old = look_up("vllm", "checkpoint", "llama", "yarn")
     new = Entry(*old.cell[:4], "wrong", "measured", "9.9", "2026-12-01", figure=1.5)
-    assert len(recorded([new], file)) == count
-    assert new in read(file.read_text()) and old not in read(file.read_text())
-    assert len(recorded([Entry("tei", *new.cell[1:4], "untried", "source", "1", "2026-12-01")], file)) == count + 1
+    assert len(record_entries([new], file)) == count
+    assert new in parse_entries(file.read_text()) and old not in parse_entries(file.read_text())
+    assert (
+        len(record_entries([Entry("tei", *new.cell[1:4], "untried", "source", "1", "2026-12-01")], file)) == count + 1
+    )
     with pytest.raises(PosencError, match=r"has 'fine' in .*known: right, refuses, wrong, untried"):
-        recorded([Entry(*new.cell[:4], "fine", "measured", "9.9", "2026-12-01")], file)
+        record_entries([Entry(*new.cell[:4], "fine", "measured", "9.9", "2026-12-01")], file)
 
 
 def test_every_runtime_has_a_line():
@@ -144,7 +146,7 @@ def test_the_documentation_promises_nothing_that_is_not_known():
         rows = [[word.strip() for word in line.strip("|").split("|")] for line in part.splitlines() if "|" in line]
         for row in rows[2:]:
             for architecture, said in zip(rows[0][1:], row[1:], strict=True):
-                true = cell(names[rows[0][0]], architecture, row[0])
+                true = table_cell(names[rows[0][0]], architecture, row[0])
                 if said.startswith("right"):
                     assert true.startswith("right"), (rows[0][0], architecture, row[0], "make docs")
                     promised += 1
@@ -159,4 +161,6 @@ def test_make_docs_writes_the_table_of_runtimes():
 
 def test_every_kind_is_explained():
     assert {entry.kind for entry in entries()} <= {*KINDS, "*"}
-    assert lines("no such model", "yarn-betas") == {name: "untried" for name in RUNTIMES if name != "transformers"}
+    assert runtime_lines("no such model", "yarn-betas") == {
+        name: "untried" for name in RUNTIMES if name != "transformers"
+    }

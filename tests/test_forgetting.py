@@ -10,7 +10,7 @@ from transformers.masking_utils import eager_mask
 from hf_posenc import PosencError, UnsupportedCell, patch_model, set_rendering
 from hf_posenc.core.effects import Geometry
 from hf_posenc.runtime import forgetting
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.schemes.forgetting import Forgetting
 
 N = 50

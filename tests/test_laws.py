@@ -48,7 +48,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.pytorch_utils import Conv1D
 
 from hf_posenc import SCHEMES, PosencError, UnsupportedCell, check_model, is_patched, patch_model, unpatch_model
-from hf_posenc.core.precision import kept_in_fp32
+from hf_posenc.core.precision import fp32_names
 from hf_posenc.core.tables import LearnedTable
 
 every_cell = pytest.mark.parametrize(("scheme", "kind"), CELLS)
@@ -288,7 +288,7 @@ def test_eager_equals_sdpa(scheme, kind):
 
 def fp32_tensors(model):
     """What positions are computed from: all that says so, and all that is known to be."""
-    names, declared = ("inv_freq", "slopes", "weights", "posenc_frequencies"), kept_in_fp32(model)
+    names, declared = ("inv_freq", "slopes", "weights", "posenc_frequencies"), fp32_names(model)
     tensors = [
         (name, tensor) for name, tensor in [*model.named_buffers(), *model.named_parameters()] if tensor.numel()
     ]
@@ -298,7 +298,7 @@ def fp32_tensors(model):
 
 def has_positions(scheme, kind):
     """Whether a scheme computes with numbers that rounding would spoil: frequencies, slopes."""
-    brought = any(kept_in_fp32(module) for module in modules_of(scheme, kind).values())
+    brought = any(fp32_names(module) for module in modules_of(scheme, kind).values())
     return brought or kind in ROTARY or effect(scheme, kind).rotation is not None
 
 
@@ -308,7 +308,7 @@ def test_positions_stay_in_fp32_in_a_bf16_model(scheme, kind):
     patch_model(before, scheme, **options(scheme))
     for model in (after, before):
         check_model(model)
-        kept, fp32 = fp32_tensors(model), kept_in_fp32(model)
+        kept, fp32 = fp32_tensors(model), fp32_names(model)
         assert all(tensor.dtype == torch.float32 for tensor in kept)
         assert bool(kept) == has_positions(scheme, kind)
         weights = [*model.named_parameters(), *model.state_dict().items()]
@@ -324,7 +324,7 @@ def test_positions_stay_in_fp32_in_a_bf16_model(scheme, kind):
     exact = tiny(kind).to(torch.bfloat16).float()
     if kind in ROTARY:  # plain transformers does not keep its own frequencies
         exact.model.rotary_emb = tiny(kind).model.rotary_emb
-    if not trained(scheme, kind) - kept_in_fp32(after.base_model):
+    if not trained(scheme, kind) - fp32_names(after.base_model):
         patch_model(exact, scheme, **options(scheme))
         assert torch.equal(logits(after.float(), ids), logits(exact, ids))
 

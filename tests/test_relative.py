@@ -13,8 +13,8 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from hf_posenc import PosencError, patch_model
 from hf_posenc.core.effects import Geometry
-from hf_posenc.runtime import relative, terms
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime import relative, relative_texts
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.schemes import Deberta, Shaw, TransformerXL
 from hf_posenc.schemes.deberta import log_bucket
 
@@ -76,7 +76,7 @@ def dense(scheme, own, layer, q, k, v, scaling, seen):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(relative, "BLOCK", 16)
-    monkeypatch.setattr(terms, "BLOCK", 16)
+    monkeypatch.setattr(relative_texts, "BLOCK", 16)
 
 
 def module_of(scheme, causal=True):
@@ -144,7 +144,7 @@ def test_texts_by_the_kernel_are_those_in_blocks(name, kind, monkeypatch):
     mask, at, real = masked(kind, 53)
     mask = None if kind == "plain" else mask
     given, used = dict(causal=True, weighs=False, scaling=0.3), []
-    monkeypatch.setattr(relative, "of_text", lambda *x: used.append(x) or terms.attend(*x))
+    monkeypatch.setattr(relative, "of_text", lambda *x: used.append(x) or relative_texts.attend(*x))
     found, _ = relative.attend(layer, q, k, v, mask, Call(at, at, 0), bias, 1, **given)
     assert len(used) == {"plain": 1, "left": 2, "right": 2, "packed": 5}[kind]
     monkeypatch.setattr(relative, "fits", lambda *x: False)

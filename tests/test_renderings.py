@@ -6,7 +6,7 @@ from cells import KINDS, LENGTH, tiny, tokens
 
 from hf_posenc import PosencError, patch_model, set_rendering
 from hf_posenc.runtime import renderings
-from hf_posenc.runtime.calls import Call
+from hf_posenc.runtime.attention_call import Call
 from hf_posenc.runtime.renderings import RENDERINGS, Request
 from hf_posenc.schemes.alibi import LinearBias, slopes
 from hf_posenc.schemes.t5 import BucketBias

@@ -12,7 +12,7 @@ from hf_posenc.compat import pytorch
 from hf_posenc.core.effects import FollowingRotation, LateRotation
 from hf_posenc.core.patterns import Banded, Chunked, Far, Scattered
 from hf_posenc.runtime import layouts, masks, tiles, zones
-from hf_posenc.runtime.layouts import layout, texts
+from hf_posenc.runtime.layouts import find_texts, layout
 from hf_posenc.runtime.positions import Positions
 
 PATTERNS = {
@@ -95,7 +95,7 @@ def work(name, rows, dtype, groups=2, window=7, other=3):
 
 
 def tiled(w):
-    job = layouts.job(w.query, w.key, w.value, w.mask, w.at, w.keys_at, w.shared, w.scaling)
+    job = layouts.plan_job(w.query, w.key, w.value, w.mask, w.at, w.keys_at, w.shared, w.scaling)
     assert job is not None
     return tiles.attend(w.query, w.key, w.value, job)
 
@@ -125,26 +125,26 @@ def test_gradients_by_finite_differences(name):
 def test_masks_that_let_anything_else_through_are_not_laid_out():
     at = torch.tensor(LAYOUTS["packed"])
     fine = masked(at)
-    assert [(s.rows.start, s.tokens.start, s.tokens.stop) for s in texts(fine, at, 2)] == [
+    assert [(s.rows.start, s.tokens.start, s.tokens.stop) for s in find_texts(fine, at, 2)] == [
         *((0, 0, 10), (0, 10, 37)),
         *((1, 0, 5), (1, 5, 6), (1, 6, 37)),
     ]
     for row, query, key in ((0, 3, 4), (0, 20, 5), (1, 36, 36), (1, 30, 7), (0, 12, 30)):
         other = fine.clone()
         other[row, 0, query, key] ^= True
-        assert texts(other, at, 2) is None or (query, key) == (36, 36), (row, query, key)
-    assert texts(fine, torch.arange(37)[None], 2) is None
-    assert texts(None, at, 2) is None
+        assert find_texts(other, at, 2) is None or (query, key) == (36, 36), (row, query, key)
+    assert find_texts(fine, torch.arange(37)[None], 2) is None
+    assert find_texts(None, at, 2) is None
     additive = torch.zeros_like(fine, dtype=torch.float32).masked_fill(~fine, torch.finfo(torch.float32).min)
-    assert texts(additive, at, 2) == texts(fine, at, 2)
+    assert find_texts(additive, at, 2) == find_texts(fine, at, 2)
 
 
 def test_a_mask_that_adds_to_what_is_seen_is_not_laid_out():
     at = torch.arange(6)[None]
     mask = torch.full((1, 1, 6, 6), torch.finfo(torch.float32).min).triu(1)
-    assert texts(mask, at, 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
+    assert find_texts(mask, at, 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
     mask[..., :2] -= 1.0  # which is no padding
-    assert texts(mask, at, 1) is None
+    assert find_texts(mask, at, 1) is None
 
 
 def test_tokens_that_see_others_and_not_themselves_are_left_out_only_as_padding():
@@ -152,20 +152,20 @@ def test_tokens_that_see_others_and_not_themselves_are_left_out_only_as_padding(
     mean what it says."""
     real = torch.ones(1, 9, dtype=torch.bool)
     real[:, 6:] = False
-    make = masks.telling_padding(sdpa_mask)
+    make = masks.keep_padding(sdpa_mask)
     mask = make(batch_size=1, q_length=9, kv_length=9, attention_mask=real)
-    assert texts(mask, torch.arange(9)[None], 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
-    assert texts(mask.clone(), torch.arange(9)[None], 1) is None
+    assert find_texts(mask, torch.arange(9)[None], 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
+    assert find_texts(mask.clone(), torch.arange(9)[None], 1) is None
     strict = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril(-1)
-    assert texts(strict, torch.arange(9)[None], 1) is None
+    assert find_texts(strict, torch.arange(9)[None], 1) is None
 
 
 def test_a_mask_that_changes_is_looked_at_again():
     at = torch.arange(6)[None]
     mask = masked(at)
-    assert texts(mask, at, 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
+    assert find_texts(mask, at, 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
     mask[0, 0, 5, 0] = False
-    assert texts(mask, at, 1) is None
+    assert find_texts(mask, at, 1) is None
 
 
 @pytest.mark.parametrize("scheme", ["dynamic_ntk", "longrope", "self_extend", "dca", "streaming", "window", "sparse"])

@@ -36,7 +36,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM 
 
 from hf_posenc import PosencError, patch_model, save  # noqa: E402
 from hf_posenc.engines.kinds import keys_of, kind_of_rope  # noqa: E402
-from hf_posenc.engines.table import Entry, recorded  # noqa: E402
+from hf_posenc.engines.table import Entry, record_entries  # noqa: E402
 from hf_posenc.patching.other_readers import WRITTEN  # noqa: E402
 from hf_posenc.schemes.frequencies import MSCALES  # noqa: E402
 from hf_posenc.serving import llama_cpp, onnx_reader  # noqa: E402
@@ -351,7 +351,7 @@ def main() -> int:
                 print(f"{runtime} was right about nothing: is it whole? Nothing is recorded.", file=sys.stderr)
             elif given.record:
                 whole = set(given.schemes) >= set(SCHEMES)  # those that were not asked about stay as they are
-                recorded(joined(new), instead_of={(e.runtime, e.way, e.architecture) for e in new if whole})
+                record_entries(joined(new), instead_of={(e.runtime, e.way, e.architecture) for e in new if whole})
     for words, count in sorted(counts.items()):
         print(f"{count:5} {words}")
     return 1 if any(words.endswith("wrong") and BARE not in words for words in counts) else 0

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from ..compat.models import carries_adapters, decoded
+from ..compat.models import carries_adapters, decode_floats
 from ..compat.quantized import keep_packing
 from ..errors import PosencError
 from ..families import Family, family_of
@@ -28,7 +28,7 @@ from ..patching.records import Record, flags_of, section_of
 from ..patching.seal import MARKS, NAME, sealed_config, sealed_weights
 from ..patching.sidecar import ADAPTER, seal_adapter
 from ..patching.sizes import stored_size
-from ..runtime.rotary import hushed
+from ..runtime.rotary import hush_transformers
 from .adapters import load_adapter
 from .cards import kept_card, write_card
 from .embedders import around, holds_embedder
@@ -79,7 +79,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
 def write(model: Any, base: PreTrainedModel, folder: Path, portable: bool, kwargs: dict[str, Any]) -> None:
     """Fill a folder with a checkpoint of `model`, whose transformers model is `base`."""
     adapted = model is not base and hasattr(model, "get_base_model")
-    with warnings.catch_warnings(), hushed():
+    with warnings.catch_warnings(), hush_transformers():
         if adapted:  # of adapters that do not carry their scheme by themselves; these do
             warnings.filterwarnings("ignore", message="If this saves a PEFT")
         model.save_pretrained(folder, **kwargs)
@@ -222,7 +222,7 @@ def unpatched_config(
     raw: dict[str, Any], record: Record | None, family: Family | None, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, but for a table, which is as long as the file's; and unused arguments."""
-    values = decoded(copy.deepcopy(raw))
+    values = decode_floats(copy.deepcopy(raw))
     for key in ("posenc", "attn_implementation", "auto_map", *(MARKS if sealed_config(raw) else ())):
         values.pop(key, None)
     kind = values.get("model_type")

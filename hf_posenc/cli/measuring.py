@@ -29,7 +29,7 @@ from ..evaluation.runs.standings import standings
 from ..evaluation.runs.verdict import verdict
 from ..patching.lengths import trained_length
 from ..patching.live import bare, is_patched
-from ..runtime.rotary import hushed
+from ..runtime.rotary import hush_transformers
 from .asked import Asked
 from .results import places, show, show_comparison
 
@@ -175,7 +175,7 @@ def fastest(shared: Shared) -> str:
     return str(shared.state.device) if shared.state is not None else str(torch.accelerator.current_accelerator())
 
 
-@hushed()
+@hush_transformers()
 def loaded(path: str, device: str, dtype: str, base: str | None) -> Any:
     """The model, on its device; `auto` shares its layers out among all there are."""
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else "auto"
@@ -189,7 +189,7 @@ def loaded(path: str, device: str, dtype: str, base: str | None) -> Any:
         raise PosencError(f"The model cannot be put on {device!r}: {error}") from None
 
 
-@hushed()
+@hush_transformers()
 def tokenizer_for(asked: Asked) -> Any:
     """The tokenizer of a model or adapter, or the one that was named; None if there is none."""
     if asked.tokenizer is not None:

@@ -26,6 +26,6 @@ def layer_at(cache: Any, layer: int) -> Any:
     return cache.layers[layer]
 
 
-def emptied(layer: Any) -> None:
+def clear_layer(layer: Any) -> None:
     """Drop all that a growing layer holds. Its own `reset` leaves zeros of the old length before transformers 5.18."""
     layer.keys, layer.values, layer.is_initialized = None, None, False

@@ -68,7 +68,7 @@ def rotates(cls: Any) -> bool:
     return any(ROTATES.search(name) for name in _names_used(cls))
 
 
-def decoded(config: dict[str, Any]) -> dict[str, Any]:
+def decode_floats(config: dict[str, Any]) -> dict[str, Any]:
     """What config.json holds, with infinity and nan as numbers: transformers writes them in a way of its own."""
     values: dict[str, Any] = PreTrainedConfig._decode_special_floats(config)
     return values

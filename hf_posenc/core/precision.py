@@ -40,7 +40,7 @@ class Fp32Buffers(Moving):
         apply_but_keep_fp32(self, move, self.follows_dtype)
 
 
-def kept_in_fp32(model: nn.Module) -> set[str]:
+def fp32_names(model: nn.Module) -> set[str]:
     """The names of a model's parameters and buffers that stay in fp32 when it is cast."""
     found = set()
     for path, module in model.named_modules(remove_duplicate=False):

@@ -16,12 +16,12 @@ REACH = 2**18
 """Positions that a table with a forward of its own can be asked for."""
 
 
-def held(values: Tensor, saved: bool = False, trained: bool = False) -> Tensor:
+def frequency_tensor(values: Tensor, saved: bool = False, trained: bool = False) -> Tensor:
     """Frequencies as a part of a module: made anew from the scheme, or saved with the model, or trained as well."""
     return nn.Parameter(values, requires_grad=trained) if saved else nn.Buffer(values, persistent=False)
 
 
-class Reader:
+class RowReader:
     """Tells which rows a family's own table would read, where its forward takes something else than positions.
 
     That forward is run as it is, on a table of one column that holds the numbers of its rows.
@@ -36,31 +36,31 @@ class Reader:
         return rows[..., 0].long()
 
 
-class Notes:
+class LastPositions:
     """The positions of the last pass. No part of a model's state: any two are alike."""
 
     positions: Tensor | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Notes)
+        return isinstance(other, LastPositions)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-class Seated(Stored):
+class ReplacementTable(Stored):
     """A table in the place of a family's own one: asked as that was, for rows of which `offset` are no positions."""
 
     offset: int = 0
-    reader: Reader | None = None
+    reader: RowReader | None = None
     sealed: bool = False
     """Whether checkpoints hold one row more than the config says, so that transformers alone refuses them."""
-    notes: Notes | None = None
+    notes: LastPositions | None = None
     """Where it writes down what it is asked for, if attention layers that are not told want to know."""
 
     def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
         self.offset = offset
-        if type(native).forward is not nn.Embedding.forward and not isinstance(native, Seated):
-            self.reader = Reader(native)
+        if type(native).forward is not nn.Embedding.forward and not isinstance(native, ReplacementTable):
+            self.reader = RowReader(native)
 
     def asked(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if self.reader is not None:
@@ -72,7 +72,7 @@ class Seated(Stored):
         return rows
 
 
-class ComputedTable(Seated, Fp32Buffers):
+class ComputedTable(ReplacementTable, Fp32Buffers):
     """A position table that is computed, not stored, and so never ends.
 
     It saves itself as the `weight` of an embedding of `rows` rows, which is what the family itself would load; where
@@ -137,7 +137,7 @@ class ZeroTable(ComputedTable):
         return torch.zeros((*coordinates.shape[:-1], self.size), device=coordinates.device)
 
 
-class LearnedTable(Seated, nn.Embedding):
+class LearnedTable(ReplacementTable, nn.Embedding):
     """A trainable table that says where it ends instead of failing in an index."""
 
     def take_seat_of(self, native: nn.Embedding, offset: int) -> None:

@@ -87,10 +87,10 @@ class Entry:
 @cache
 def entries() -> tuple[Entry, ...]:
     """The whole table."""
-    return read(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+    return parse_entries(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
 
 
-def read(text: str) -> tuple[Entry, ...]:
+def parse_entries(text: str) -> tuple[Entry, ...]:
     """Entries from JSON; raises for words that the table does not have."""
     found = tuple(Entry(**{**row, "given": tuple(row.get("given", ()))}) for row in json.loads(text))
     for entry in found:
@@ -107,7 +107,7 @@ def read(text: str) -> tuple[Entry, ...]:
     return found
 
 
-def recorded(
+def record_entries(
     new: Iterable[Entry], file: Path | None = None, instead_of: Set[tuple[str, str, str]] = frozenset()
 ) -> tuple[Entry, ...]:
     """Put measurements into the file, in place of what it says of the same cells; `file`: that of this package.
@@ -116,7 +116,7 @@ def recorded(
     note.
     """
     place = file or Path(str(files(__package__).joinpath(FILE)))
-    old = {entry.cell: entry for entry in read(place.read_text(encoding="utf-8"))}
+    old = {entry.cell: entry for entry in parse_entries(place.read_text(encoding="utf-8"))}
     cells = {
         cell: entry
         for cell, entry in old.items()
@@ -128,7 +128,7 @@ def recorded(
         cells[entry.cell] = dataclasses.replace(entry, note=kept)
     rows = [json.dumps(_row(cells[cell])) for cell in sorted(cells)]
     text = "[\n" + ",\n".join(rows) + "\n]\n"
-    found = read(text)
+    found = parse_entries(text)
     place.write_text(text, encoding="utf-8")
     entries.cache_clear()
     return found
@@ -151,12 +151,14 @@ def look_up(runtime: str, way: str, architecture: str, kind: str, keys: Set[str]
     return max(fitting, key=lambda e: (e.architecture != ANY, e.kind != ANY, len(e.given)), default=None)
 
 
-def lines(architecture: str, kind: str, keys: Set[str] = frozenset()) -> dict[str, str]:
+def runtime_lines(architecture: str, kind: str, keys: Set[str] = frozenset()) -> dict[str, str]:
     """One line for each runtime other than transformers: what it makes of a checkpoint, and of its export."""
-    return {runtime: _line(runtime, architecture, kind, keys) for runtime in RUNTIMES if runtime != "transformers"}
+    return {
+        runtime: _runtime_line(runtime, architecture, kind, keys) for runtime in RUNTIMES if runtime != "transformers"
+    }
 
 
-def _line(runtime: str, architecture: str, kind: str, keys: Set[str]) -> str:
+def _runtime_line(runtime: str, architecture: str, kind: str, keys: Set[str]) -> str:
     saved = look_up(runtime, "checkpoint", architecture, kind, keys)
     exported = look_up(runtime, "export", architecture, kind, keys)
     if exported is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..compat.models import attention_of
 from ..engines.kinds import LISTED, keys_of, kind_of_rope
-from ..engines.table import lines
+from ..engines.table import runtime_lines
 from ..families import Group, Places, places
 from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
@@ -114,7 +114,9 @@ def describe(model: Any) -> Description:
         bias=bias,
         portability=portability,
         nearest=nearest_scheme(where, record) if portability.startswith(SEALED_GRADE) else None,
-        runtimes=None if group.stack.grid else lines(*cell_of(where, portability.startswith(SEALED_GRADE), record)),
+        runtimes=None
+        if group.stack.grid
+        else runtime_lines(*cell_of(where, portability.startswith(SEALED_GRADE), record)),
         **(_on_a_grid(group) if group.stack.grid else _in_a_text(where, group, record)),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.tables import Seated
+from ..core.tables import ReplacementTable
 from ..errors import PosencError
 
 SAMPLE, TENSORS = 64, 24
@@ -56,7 +56,12 @@ def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
         parts = full.split(".")
         adapted = "base_layer" in parts
         owner = modules[".".join(parts[: parts.index("base_layer")] if adapted else parts[:-1])]
-        own = set(parts) & set(configs) or "posenc_" in full or parts[-1] == "bias" or isinstance(owner, Seated)
+        own = (
+            set(parts) & set(configs)
+            or "posenc_" in full
+            or parts[-1] == "bias"
+            or isinstance(owner, ReplacementTable)
+        )
         if own or (adapted and (altered or getattr(owner, "merged", False))) or not _plain(parameter):
             continue
         yield ".".join(p for p in parts if p not in ("base_layer", "original_module")), parameter.detach(), adapted

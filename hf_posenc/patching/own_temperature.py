@@ -12,7 +12,7 @@ from ..core.effects import Effect
 from ..errors import UnsupportedCell
 from ..families import Group, Stack
 from ..families.finding import argument_names
-from ..schemes.tempered import BETA
+from ..schemes.temperature_effect import BETA
 from .edits import Edit, Swap
 
 TUNING = "attn_temperature_tuning"

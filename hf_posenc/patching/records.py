@@ -15,8 +15,8 @@ from ..families import FAMILIES, Family, Places
 from ..registry import Origin
 from ..runtime.rotation import LAYOUTS
 from ..schemes import SCHEMES, Scheme
-from ..schemes.checked import finite
 from ..schemes.frequencies import PRESENT, present_frequencies
+from ..schemes.option_checks import is_finite_number
 from ..schemes.plans import BY_LIST, PLAN, Plan
 from .own_temperature import TUNING, switches
 
@@ -210,7 +210,7 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
         elif name in ("grid", "patch"):
             good = isinstance(value, list) and len(value) == 2 and all(map(whole, value))
         elif name == "initializer_range":
-            good = finite(value) and value >= 0
+            good = is_finite_number(value) and value >= 0
         else:
             good = whole(value)
         if not good:
@@ -223,7 +223,7 @@ def read_geometry(data: dict[str, Any]) -> Geometry:
 
 def is_rope(value: Any) -> bool:
     """Whether a value is a set of `rope_parameters` with all its numbers."""
-    if not isinstance(value, dict) or not finite(value.get("rope_theta")) or value["rope_theta"] <= 1:
+    if not isinstance(value, dict) or not is_finite_number(value.get("rope_theta")) or value["rope_theta"] <= 1:
         return False
     kind = value.get("rope_type", "default")
     if not isinstance(kind, str):

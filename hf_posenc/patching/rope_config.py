@@ -16,7 +16,7 @@ from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation, Span
 from ..errors import UnsupportedCell, UnsupportedModel
 from ..families import Group, Stack
 from ..families.finding import RotarySite
-from ..runtime.rotary import STILL, UNROTATED, hushed
+from ..runtime.rotary import STILL, UNROTATED, hush_transformers
 from ..schemes.frequencies import MSCALES, as_longrope
 from .layers import Changes, changes_between, first_change
 
@@ -86,7 +86,7 @@ def config_with(config: Any, new: Parameters) -> Any:
     changed = copy.deepcopy(config)
     changed.rope_parameters = copy.deepcopy(rope_parameters_with(config.rope_parameters, new))
     try:
-        with hushed():
+        with hush_transformers():
             changed.validate()
     except Exception as error:  # every model's config has its own ways to refuse
         return str(error.__cause__ or error).splitlines()[0]

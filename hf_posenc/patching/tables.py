@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..compat.pytorch import has_pre_hook
 from ..core.effects import ComputedSource, Effect, Geometry, OwnGrid, OwnTable, TableSource
-from ..core.tables import ComputedTable, LearnedTable, Notes, Seated, ZeroTable
+from ..core.tables import ComputedTable, LastPositions, LearnedTable, ReplacementTable, ZeroTable
 from ..errors import UnsupportedCell
 from ..families import Stack
 from ..families.base import NO_TABLE, UNTOLD
@@ -50,7 +50,7 @@ def table_edits(
         module = _seated_table(stack, stack.table, effect.table, rows, sealed, loaded)
         follows = effect.rotation is not None and effect.rotation.follows_length
         if follows or effect.pattern is not None or effect.temperature is not None:
-            module.notes = Notes()
+            module.notes = LastPositions()
         edits.append(Swap(stack.table.owner, stack.table.name, module))
     elif effect.table is not None and not isinstance(effect.table, OwnTable):
         edits += _first_layer_edits(stack, effect.table)
@@ -66,14 +66,14 @@ def _is_left_out(stack: Stack, site: Site, source: TableSource | None, sealed: b
 
 def _seated_table(
     stack: Stack, site: Site, source: TableSource | None, rows: int, sealed: bool, loaded: bool
-) -> Seated:
+) -> ReplacementTable:
     """A table to put in the place of the family's own one."""
     if site.module is None:
         return _first_table(stack, source, sealed)
     native, like = site.module, site.module.weight
     if source is None:
         # In a sealed checkpoint the table has one row: of no use to whoever forces the seal, and refused.
-        module: Seated = ZeroTable(native.embedding_dim, 1 if sealed else rows, like)
+        module: ReplacementTable = ZeroTable(native.embedding_dim, 1 if sealed else rows, like)
     else:
         inner = positions_only(native, stack.offset, native.num_embeddings - (sealed and loaded))
         if isinstance(source, OwnTable) and rows > inner.num_embeddings:
@@ -87,12 +87,12 @@ def _seated_table(
     return module
 
 
-def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> Seated:
+def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> ReplacementTable:
     """A table in a place that the model was built without one for."""
     like = stack.weight.weight
     stand_in = nn.Embedding(1, like.shape[1], device="meta")
     if source is None:
-        module: Seated = ZeroTable(like.shape[1], 1, like)
+        module: ReplacementTable = ZeroTable(like.shape[1], 1, like)
     else:
         module = source.module(stand_in if isinstance(source, ComputedSource) else None, like)
         module.sealed = sealed

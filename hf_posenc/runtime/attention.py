@@ -19,13 +19,13 @@ from ..compat.pytorch import assert_later
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
 from . import kernels, layouts, relative, tiles
-from .calls import Call
+from .attention_call import Call
 from .grids import GridLink
 from .kernels import is_causal
-from .masks import in_order, mask_rows, shown, sight, telling_padding
+from .masks import boolean_mask, keep_padding, mask_rows, ordered_queries, sight
 from .positions import PREFIX, Link, Positions
 from .rotation import rotate
-from .temperature import tempered
+from .temperature import scale_queries
 from .zones import attend_in_zones
 
 LOOKS_AHEAD = (
@@ -86,7 +86,7 @@ def _attend(
     **kwargs: Any,
 ) -> Output:
     shared, causal = link.shared, is_causal(module, kwargs)
-    query = tempered(query, link, call, mask, key.shape[2], causal)
+    query = scale_queries(query, link, call, mask, key.shape[2], causal)
     if shared.pattern is not None:
         if shared.pattern.causal and mask is not None:
             _refuse_to_look_ahead(mask, call, key.shape[2])
@@ -117,8 +117,8 @@ def _refuse_to_look_ahead(mask: Tensor, call: Call, keys: int) -> None:
     if torch.compiler.is_compiling():
         query, key = call.query, call.key(keys)
         if key.shape[1] == mask.shape[3]:
-            ahead = in_order(query)[:, :, None] & (key[:, None, :] > query[:, :, None])
-            assert_later(~(shown(mask) & ahead[:, None]).any(), LOOKS_AHEAD)
+            ahead = ordered_queries(query)[:, :, None] & (key[:, None, :] > query[:, :, None])
+            assert_later(~(boolean_mask(mask) & ahead[:, None]).any(), LOOKS_AHEAD)
     elif not sight(mask, False, call, keys).earlier:
         raise PosencError(LOOKS_AHEAD)
 
@@ -184,7 +184,7 @@ def _in_tiles(
     if (kwargs.get("dropout") and module.training) or kwargs.get("softcap") or kwargs.get("s_aux") is not None:
         return None
     scaling = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
-    return layouts.job(query, key, value, mask, call.query, call.key(key.shape[2]), shared, scaling)
+    return layouts.plan_job(query, key, value, mask, call.query, call.key(key.shape[2]), shared, scaling)
 
 
 def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:
@@ -205,7 +205,7 @@ def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool, a
         return queries + 1
     if mask is None:
         return (keys.amax(-1, keepdim=True) + 1).expand_as(queries)
-    seen = shown(mask)[:, 0]
+    seen = boolean_mask(mask)[:, 0]
     last = torch.where(seen, keys[:, None], -1).amax(-1)
     if causal:  # positions there do not count padding
         return torch.maximum(queries, last) + 1
@@ -216,4 +216,4 @@ def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool, a
 for _name, _kernel, _mask in (("sdpa", kernels.sdpa, sdpa_mask), ("eager", kernels.eager, eager_mask)):
     # Without its mask function an attention function gets no mask, and padding would be seen in silence.
     AttentionInterface.register(PREFIX + _name, partial(attend, _kernel))
-    AttentionMaskInterface.register(PREFIX + _name, telling_padding(_mask))
+    AttentionMaskInterface.register(PREFIX + _name, keep_padding(_mask))

@@ -22,11 +22,11 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from ..compat.caches import UNREGISTERED, emptied, layer_at
+from ..compat.caches import UNREGISTERED, clear_layer, layer_at
 from ..compat.pytorch import assert_later
 from ..errors import PosencError
-from . import derived
-from .calls import Call, Reading
+from . import rotated_keys
+from .attention_call import Call, Reading
 
 OPERATIONS = (
     *("offload", "prefetch", "reset", "reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices"),
@@ -70,7 +70,7 @@ class GrowingLayer(DynamicLayer):
             return torch.cat([held, new], -2) if held.ndim == new.ndim else new
         room, count = self.rooms.get(name), held.shape[-2] if held.ndim == new.ndim else 0
         end = count + new.shape[-2]
-        if room is None or not _fits(held, new, room):
+        if room is None or not _has_room(held, new, room):
             size = end + min(max(end // 16, 16), ROOM)
             room = Room(new.new_empty((*new.shape[:-2], size, new.shape[-1])), count)
             if count:
@@ -82,7 +82,7 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:
         super().reset()
-        emptied(self)
+        clear_layer(self)
         self.rooms = {}
 
     def offload(self) -> None:
@@ -90,7 +90,7 @@ class GrowingLayer(DynamicLayer):
         self.rooms = {}
 
 
-def _fits(held: Tensor, new: Tensor, room: Room) -> bool:
+def _has_room(held: Tensor, new: Tensor, room: Room) -> bool:
     """Whether new tokens can be written behind the held ones, in the memory that these are in already."""
     memory = room.memory
     if memory.is_inference() and not torch.is_inference_mode_enabled():
@@ -114,7 +114,7 @@ class SinkLayer(DynamicLayer):
         keys, values = super().update(key_states, value_states)
         self.given += key_states.shape[-2]
         if self.keep is not None:
-            self.keys, self.values = in_slots(keys, self.keep), in_slots(values, self.keep)
+            self.keys, self.values = select_slots(keys, self.keep), select_slots(values, self.keep)
         return keys, values
 
     @property
@@ -131,7 +131,7 @@ class SinkLayer(DynamicLayer):
     def reset(self) -> None:
         super().reset()
         self.given, self.keep = 0, None
-        emptied(self)
+        clear_layer(self)
 
     def crop(self, tokens_to_remove: int) -> None:
         if self.given > self.held:
@@ -140,14 +140,14 @@ class SinkLayer(DynamicLayer):
         self.given = self.held
 
 
-def in_slots(x: Tensor, slots: Tensor) -> Tensor:
+def select_slots(x: Tensor, slots: Tensor) -> Tensor:
     """(batch, heads, keys, channels) -> those in the slots of each row."""
     if len(x) == len(slots) == 1:  # whole vectors, where gathering asks for the place of each number
         return x.index_select(2, slots[0])
     return x.gather(2, slots[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3]))
 
 
-def kept_slots(positions: Tensor, first: int, recent: int) -> Tensor | None:
+def slots_to_keep(positions: Tensor, first: int, recent: int) -> Tensor | None:
     """Per row, which slots a cache keeps: those of the first tokens that are no padding, and the last ones."""
     length = positions.shape[1]
     if length <= first + recent:
@@ -161,7 +161,7 @@ def kept_slots(positions: Tensor, first: int, recent: int) -> Tensor | None:
     return torch.cat([sinks, order[:, length - recent :]], -1)
 
 
-class Carrying(CacheLayerMixin):
+class CarryingLayer(CacheLayerMixin):
     """What a layer of a cache becomes when a patched model writes to it."""
 
     companions: dict[str, Any]
@@ -192,7 +192,7 @@ class Carrying(CacheLayerMixin):
         places = self.companions.get(POSITIONS)
         if places is None:
             places = self.companions[POSITIONS] = companion(self)
-            _run_up(places, positions, start)
+            _assume_no_gap(places, positions, start)
         held = places.keys
         if held is not None and held.ndim > 1 and len(held) != len(positions):
             raise PosencError(
@@ -254,9 +254,9 @@ class Carrying(CacheLayerMixin):
         if READ not in self.companions or self.derived_by != reading.by:
             self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
             self.derived_by = reading.by
-            derived.begin(self.companions[READ], self.companions[STAGE], reading, keys)
+            rotated_keys.reserve_keys(self.companions[READ], self.companions[STAGE], reading, keys)
         slots = torch.arange(-new, 0, device=keys.device) + self.get_seq_length()
-        return derived.follow(self.companions[READ], self.companions[STAGE], reading, keys, places, slots)
+        return rotated_keys.update_keys(self.companions[READ], self.companions[STAGE], reading, keys, places, slots)
 
     def _holds(self, reading: Reading, count: int) -> bool:
         """Whether so many keys were derived before as they would be now."""
@@ -277,15 +277,15 @@ class Carrying(CacheLayerMixin):
         every = call.tracked
         if places.held:
             every = torch.cat([places.keys[:, 0, :, 0], every], -1)
-        self.keep = places.keep = kept_slots(every, *call.sizes)
+        self.keep = places.keep = slots_to_keep(every, *call.sizes)
 
     def __reduce__(self) -> Any:
         state = {name: value for name, value in vars(self).items() if name not in ("call", "rooms")}
-        return _revived, (type(self).__mro__[2],), state
+        return _rebuild, (type(self).__mro__[2],), state
 
 
-def _revived(kind: type) -> Any:
-    layer: Any = object.__new__(carrying(kind))
+def _rebuild(kind: type) -> Any:
+    layer: Any = object.__new__(carrying_class(kind))
     if kind is GrowingLayer:
         layer.rooms = {}
     return layer
@@ -304,7 +304,7 @@ def companion(layer: Any) -> Any:
     return SinkLayer() if isinstance(layer, SinkLayer) else GrowingLayer()
 
 
-def _run_up(places: Any, positions: Tensor, start: Any) -> None:
+def _assume_no_gap(places: Any, positions: Tensor, start: Any) -> None:
     """What somebody else put into the cache is taken to run up to this text without a gap."""
     if isinstance(start, Tensor):  # a static cache: how much it holds is known to the device only
         end = places.max_cache_len
@@ -318,11 +318,11 @@ def _run_up(places: Any, positions: Tensor, start: Any) -> None:
 
 
 @cache
-def carrying(kind: Any) -> Any:
+def carrying_class(kind: Any) -> Any:
     """The kind of layer that holds companions and is otherwise of this kind."""
     moved = {name: _with_companions(getattr(kind, name)) for name in OPERATIONS if hasattr(kind, name)}
     # A layer type would be registered with transformers in the place of the model's own.
-    return type(f"Carrying{kind.__name__}", (Carrying, kind), {**moved, **UNREGISTERED})
+    return type(f"Carrying{kind.__name__}", (CarryingLayer, kind), {**moved, **UNREGISTERED})
 
 
 def _with_companions(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -335,11 +335,11 @@ def _with_companions(operation: Callable[..., Any]) -> Callable[..., Any]:
     return on_all
 
 
-DYNAMIC, STATIC, FORGETTING = carrying(GrowingLayer), carrying(StaticLayer), carrying(SinkLayer)
+DYNAMIC, STATIC, FORGETTING = carrying_class(GrowingLayer), carrying_class(StaticLayer), carrying_class(SinkLayer)
 """The usual ones, made beforehand: a compiler cannot make classes."""
 
 
-def settle(cache: Any, slot: int, forgets: bool = False) -> Any:
+def prepare_layer(cache: Any, slot: int, forgets: bool = False) -> Any:
     """The layer of a cache at this place, as one that carries companions."""
     if not hasattr(cache, "layers"):
         raise PosencError(
@@ -347,7 +347,7 @@ def settle(cache: Any, slot: int, forgets: bool = False) -> Any:
             "could keep it. Pass a Cache of transformers, or none."
         )
     layer = layer_at(cache, slot)
-    if isinstance(layer, Carrying) and isinstance(layer, SinkLayer) == forgets:
+    if isinstance(layer, CarryingLayer) and isinstance(layer, SinkLayer) == forgets:
         return layer
     if forgets:
         _refuse_to_forget(cache, layer)
@@ -358,7 +358,7 @@ def settle(cache: Any, slot: int, forgets: bool = False) -> Any:
         settled = DYNAMIC()
     else:
         kind: Any = type(layer)
-        settled = object.__new__(STATIC if kind is StaticLayer else carrying(kind))
+        settled = object.__new__(STATIC if kind is StaticLayer else carrying_class(kind))
     if not forgets:
         for name, value in vars(layer).items():
             setattr(settled, name, value)

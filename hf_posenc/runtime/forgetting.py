@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..errors import PosencError
 from . import flash
-from .calls import Call
+from .attention_call import Call
 
 RANGE = 256.0
 """Moved from keys to queries: fp16 ends at 65,504."""
@@ -22,7 +22,7 @@ PARTS = {torch.bfloat16: 3, torch.float16: 3}
 RENDERINGS = ("row", "columns")
 
 
-def numbers_of(call: Call, keys: int) -> Tensor:
+def key_biases(call: Call, keys: int) -> Tensor:
     """The bias of each key, up to a constant per row, (batch, heads, keys): the sum of what the tokens up to it say of
     the past, negated, and counted from the middle, so that small numbers round less."""
     assert call.said is not None
@@ -44,7 +44,7 @@ def attend(
     """(batch, queries, heads, channels)."""
     if rendering not in (None, *RENDERINGS):
         raise PosencError(f"The rendering {rendering!r} does not fit this scheme; it has {', '.join(RENDERINGS)}.")
-    numbers, groups = numbers_of(call, key.shape[2]), query.shape[1] // key.shape[1]
+    numbers, groups = key_biases(call, key.shape[2]), query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     inputs = (query, key, value, numbers)
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)

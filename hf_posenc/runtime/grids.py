@@ -88,11 +88,11 @@ class GridReader:
         table = getattr(self.root, "posenc_table", None)
         if table is None:
             return embeddings.new_zeros(1)
-        places = grid_coordinates(grid_in(self.root, (height, width)), embeddings.device)
+        places = grid_coordinates(grid_size(self.root, (height, width)), embeddings.device)
         return F.pad(table(places), (0, 0, self.special, 0))[None].to(embeddings)
 
 
-def grid_in(root: Any, size: Sequence[int]) -> tuple[int, ...]:
+def grid_size(root: Any, size: Sequence[int]) -> tuple[int, ...]:
     """Rows and columns of patches of an image; a rest of pixels belongs to none."""
     return tuple(side // step for side, step in zip(size, root.posenc_patch, strict=True))
 
@@ -108,7 +108,7 @@ def before_image(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     pixels = given.get("pixel_values")
     if pixels is None:
         return None  # which the model itself refuses
-    return (), {**given, GRID: grid_in(root, pixels.shape[-len(root.posenc_patch) :])}
+    return (), {**given, GRID: grid_size(root, pixels.shape[-len(root.posenc_patch) :])}
 
 
 def before_rotation(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ..compat.models import own_eager
 from ..core.biases import Bias
 from . import forgetting
-from .calls import Call
+from .attention_call import Call
 from .gradients import precision
 from .masks import add_mask
 from .renderings import Request, choose
@@ -73,7 +73,7 @@ def eager(
 ) -> tuple[Tensor, Tensor | None]:
     """The family's own eager attention, sinks and caps and all, with the bias as a part of its mask."""
     if bias is not None and call is not None and bias.of_content:
-        numbers = forgetting.numbers_of(call, key.shape[2])[:, :, None]
+        numbers = forgetting.key_biases(call, key.shape[2])[:, :, None]
         mask = add_mask(numbers.expand(-1, -1, query.shape[2], -1), mask, torch.float32)
     elif bias is not None and call is not None:
         mask = add_mask(bias(call.query, call.key(key.shape[2]), precision(query)), mask, torch.float32)

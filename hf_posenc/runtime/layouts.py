@@ -11,9 +11,9 @@ from torch import Tensor
 from ..compat.pytorch import changes_of
 from ..core.effects import FollowingRotation
 from ..core.patterns import Banded, Chunked, Pattern, Scattered
-from .calls import Angles
+from .attention_call import Angles
 from .flash import fits
-from .masks import padding_of, shown
+from .masks import boolean_mask, padding_of
 from .positions import Positions
 from .rotation import rotate
 from .tiles import Job, Keys, Queries, Run, Span, Tile, band, beyond, blocks, plain
@@ -24,7 +24,7 @@ NOTE = "posenc_texts"
 """Where a mask carries what was found about it, for the other layers of a pass."""
 
 
-def job(
+def plan_job(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -38,23 +38,27 @@ def job(
     pattern, square = shared.pattern, query.shape[2] == key.shape[2] > 1
     if torch.compiler.is_compiling() or not square or not fits(query, value):
         return None
-    if pattern is not None and not tiled(pattern):
+    if pattern is not None and not can_tile(pattern):
         return None
-    found = texts(mask, at, len(query))
+    found = find_texts(mask, at, len(query))
     alike = (keys_at == at) | (keys_at < 0)  # keys of padding may stand nowhere
     if found is None or not bool(alike.all()):
         return None
-    if pattern is not None and not anywhere(pattern) and any(bool((_of(at, t)[:, 0] != 0).any()) for t in found):
+    if (
+        pattern is not None
+        and not is_shift_free(pattern)
+        and any(bool((_text_positions(at, t)[:, 0] != 0).any()) for t in found)
+    ):
         return None
     return Job(
         found,
-        lambda text: layout(shared, _of(at, text)),
+        lambda text: layout(shared, _text_positions(at, text)),
         lambda x, angles: rotate(x, angles, shared.layout),
         scaling,
     )
 
 
-def _of(at: Tensor, text: Span) -> Tensor:
+def _text_positions(at: Tensor, text: Span) -> Tensor:
     """The positions of a text, (batch or 1, tokens)."""
     return at[:, text.tokens] if len(at) == 1 else at[text.rows, text.tokens]
 
@@ -62,14 +66,14 @@ def _of(at: Tensor, text: Span) -> Tensor:
 # --- tiles ---
 
 
-def tiled(pattern: Pattern) -> bool:
+def can_tile(pattern: Pattern) -> bool:
     """Whether a pattern can be laid out in tiles."""
     if isinstance(pattern, Scattered):
         return pattern.causal and pattern.stride is None and not pattern.random_blocks
     return isinstance(pattern, (Banded, Chunked)) and pattern.causal
 
 
-def anywhere(pattern: Pattern) -> bool:
+def is_shift_free(pattern: Pattern) -> bool:
     """Whether the tiles of a text are the same wherever it begins to count."""
     return isinstance(pattern, Banded) and (pattern.far is None or pattern.far.first is None)
 
@@ -77,10 +81,10 @@ def anywhere(pattern: Pattern) -> bool:
 def layout(shared: Positions, at: Tensor) -> Sequence[Keys]:
     """The tiles of one text whose tokens stand at these positions, (batch or 1, tokens)."""
     if isinstance(shared.rotation, FollowingRotation):
-        return _staged(shared, shared.rotation, at)
+        return _stage_layout(shared, shared.rotation, at)
     pattern = shared.pattern
     if isinstance(pattern, Chunked):
-        return _chunked(pattern, shared, at)
+        return _chunk_layout(pattern, shared, at)
     assert isinstance(pattern, (Banded, Scattered))
     length, own = at.shape[1], _angles(shared, at)
     near = band(length, pattern.window)
@@ -100,7 +104,7 @@ def _angles(shared: Positions, at: Tensor) -> Angles | None:
     return None if shared.rotation is None else shared.angles(at)
 
 
-def _chunked(pattern: Chunked, shared: Positions, at: Tensor) -> Sequence[Keys]:
+def _chunk_layout(pattern: Chunked, shared: Positions, at: Tensor) -> Sequence[Keys]:
     length, size = at.shape[1], pattern.chunk
     place = at % size
     own = _angles(shared, place)
@@ -120,7 +124,7 @@ def _chunked(pattern: Chunked, shared: Positions, at: Tensor) -> Sequence[Keys]:
     return [Keys(own, length, found)]
 
 
-def _staged(shared: Positions, rotation: FollowingRotation, at: Tensor) -> Sequence[Keys]:
+def _stage_layout(shared: Positions, rotation: FollowingRotation, at: Tensor) -> Sequence[Keys]:
     """Tokens of one stage after the other, each with keys that are rotated for its stage."""
     stages = rotation.stage(at[:1] + 1)[0]
     _, counts = stages.unique_consecutive(return_counts=True)
@@ -148,27 +152,27 @@ class _Note(NamedTuple):
     found: list[Span] | None
 
 
-def texts(mask: Tensor | None, at: Tensor, batch: int) -> list[Span] | None:
+def find_texts(mask: Tensor | None, at: Tensor, batch: int) -> list[Span] | None:
     """The texts in the rows of a causal call without a cache: stretches of tokens at positions that rise by one, each
     of which sees those of its own text up to itself, and no others. None if something else is seen."""
     if mask is None:
         if not bool((at.diff(dim=-1) == 1).all()):
             return None
-        return _together([Span(slice(row, row + 1), slice(0, at.shape[1])) for row in range(batch)], at)
+        return _merge_rows([Span(slice(row, row + 1), slice(0, at.shape[1])) for row in range(batch)], at)
     noted: _Note | None = getattr(mask, NOTE, None)
     if noted is not None and noted.version == changes_of(mask) and torch.equal(noted.at, at):
         return noted.found
-    found = _texts(mask, at.expand(batch, -1))
+    found = _texts_of_mask(mask, at.expand(batch, -1))
     if not mask.is_inference():  # such a mask does not say whether it was changed
         setattr(mask, NOTE, _Note(changes_of(mask), at.clone(), found))
     return found
 
 
-def _texts(mask: Tensor, at: Tensor) -> list[Span] | None:
+def _texts_of_mask(mask: Tensor, at: Tensor) -> list[Span] | None:
     if mask.shape[1] != 1 or mask.shape[2] != mask.shape[3] or mask.shape[2] != at.shape[1]:
         return None
     seen = mask if mask.dtype == torch.bool else mask == 0
-    if seen is not mask and not torch.equal(seen, shown(mask)):  # it adds something to what is seen
+    if seen is not mask and not torch.equal(seen, boolean_mask(mask)):  # it adds something to what is seen
         return None
     seen = seen[:, 0].expand(len(at), -1, -1)
     real = seen.diagonal(dim1=1, dim2=2)
@@ -181,9 +185,9 @@ def _texts(mask: Tensor, at: Tensor) -> list[Span] | None:
         found += [Span(slice(row, row + 1), slice(s, e + 1)) for s, e in zip(starts, ends, strict=True)]
     if not _only_padding(seen, real, padding_of(mask)):
         return None
-    if not all(_alone(seen[span.rows.start], span.tokens) for span in found):
+    if not all(_sees_only_itself(seen[span.rows.start], span.tokens) for span in found):
         return None
-    return _together(found, at)
+    return _merge_rows(found, at)
 
 
 def _only_padding(seen: Tensor, real: Tensor, padding: Tensor | None) -> bool:
@@ -193,7 +197,7 @@ def _only_padding(seen: Tensor, real: Tensor, padding: Tensor | None) -> bool:
     return not any(bool(rows[~own].any()) for rows, own in zip(seen, real, strict=True))
 
 
-def _together(found: list[Span], at: Tensor) -> list[Span]:
+def _merge_rows(found: list[Span], at: Tensor) -> list[Span]:
     """All rows at once, where they hold one text each, of the same tokens at the same positions."""
     if [span.rows.start for span in found] != list(range(found[-1].rows.stop if found else 0)):
         return found
@@ -202,7 +206,7 @@ def _together(found: list[Span], at: Tensor) -> list[Span]:
     return [Span(slice(0, len(found)), found[0].tokens)]
 
 
-def _alone(seen: Tensor, tokens: slice) -> bool:
+def _sees_only_itself(seen: Tensor, tokens: slice) -> bool:
     """Whether tokens of a row see those of the same text up to themselves, and no others."""
     for start in range(tokens.start, tokens.stop, BLOCK):
         rows = seen[start : min(start + BLOCK, tokens.stop)]

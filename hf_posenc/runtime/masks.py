@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..compat.pytorch import changes_of
-from .calls import Call
+from .attention_call import Call
 
 BLOCK = 512
 """Queries whose part of a mask is looked at together."""
@@ -63,22 +63,22 @@ def sight(mask: Tensor | None, causal: bool, call: Call, keys: int) -> Sight:
     noted: Note | None = getattr(mask, NOTE, None)
     if noted is not None and noted.fits(mask, query, key, first):
         return noted.sight
-    found = _examined(mask[..., :keys], query, key, first, rising, gapless)
+    found = _examine(mask[..., :keys], query, key, first, rising, gapless)
     if not mask.is_inference():  # such a mask does not say whether it was changed
         setattr(mask, NOTE, Note(changes_of(mask), query.clone(), key.clone(), first, found))
     return found
 
 
-def _examined(mask: Tensor, query: Tensor, key: Tensor, first: int | None, rising: bool, gapless: bool) -> Sight:
+def _examine(mask: Tensor, query: Tensor, key: Tensor, first: int | None, rising: bool, gapless: bool) -> Sight:
     """Looks at a whole mask, some queries at a time; at positions only where slots do not tell."""
     length, slots = query.shape[1], torch.arange(key.shape[1], device=key.device)
     parts = [slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 
     def none(hidden: Callable[[slice], Tensor]) -> bool:
-        return not any(bool((shown(mask[:, :, part]) & hidden(part)[:, None]).any()) for part in parts)
+        return not any(bool((boolean_mask(mask[:, :, part]) & hidden(part)[:, None]).any()) for part in parts)
 
     if first is None:
-        ordered = in_order(query)
+        ordered = ordered_queries(query)
         earlier = none(lambda part: ordered[:, part, None] & (key[:, None, :] > query[:, part, None]))
     else:
         earlier = not any(_sees_later(mask[:, :, part], first + part.start) for part in parts)
@@ -89,7 +89,7 @@ def _examined(mask: Tensor, query: Tensor, key: Tensor, first: int | None, risin
     return Sight(behind, earlier, gapless)
 
 
-def telling_padding(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+def keep_padding(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """A function of transformers that makes masks, whose masks tell which tokens are padding."""
 
     def made(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
@@ -106,7 +106,7 @@ def padding_of(mask: Tensor) -> Tensor | None:
     return getattr(mask, PADDING, None)
 
 
-def in_order(query: Tensor) -> Tensor:
+def ordered_queries(query: Tensor) -> Tensor:
     """Which queries do not stand before those that came before them, as padding within a text may."""
     return query >= query.cummax(-1).values
 
@@ -114,10 +114,10 @@ def in_order(query: Tensor) -> Tensor:
 def _sees_later(mask: Tensor, first: int) -> bool:
     """Whether queries in slots from `first` on see one that is after their own."""
     last = first + mask.shape[2]
-    return bool(shown(mask[..., last:]).any()) or bool(shown(mask[..., first:last]).triu(1).any())
+    return bool(boolean_mask(mask[..., last:]).any()) or bool(boolean_mask(mask[..., first:last]).triu(1).any())
 
 
-def shown(mask: Tensor) -> Tensor:
+def boolean_mask(mask: Tensor) -> Tensor:
     """What a mask of truth values or of numbers to add does not hide. A small number may still be seen."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 

@@ -20,8 +20,8 @@ from ..core.precision import Fp32Buffers
 from ..core.temperatures import Temperature
 from ..errors import PosencError
 from ..families.finding import argument_names
-from .cache_layers import EMPTY, STATIC, settle
-from .calls import Angles, Call, Reading, Turn
+from .attention_call import Angles, Call, Reading, Turn
+from .cache_layers import EMPTY, STATIC, prepare_layer
 from .rotation import HALVES, rotate
 
 PREFIX = "hf_posenc_"
@@ -40,7 +40,7 @@ FEW = 16
 """Up to this many queries, their scores may be written out, and what a cache keeps for decoding is of use."""
 
 
-class Recall:
+class PassMemo:
     """What the first layer of a pass found out, for the others. No part of a model's state: any two are alike."""
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class Recall:
         return found
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recall)
+        return isinstance(other, PassMemo)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
-        return Recall, ()
+        return PassMemo, ()
 
 
 class Positions(Fp32Buffers):
@@ -83,7 +83,7 @@ class Positions(Fp32Buffers):
         self.rotation, self.layout, self.pattern, self.forgets = rotation, layout, pattern, forgets
         self.rendering: str | None = None
         """How a bias is added, where not the cheapest way (`set_rendering`)."""
-        self.recall, self.factors, self.turned = Recall(), Recall(), Recall()
+        self.recall, self.factors, self.turned = PassMemo(), PassMemo(), PassMemo()
         inv_freq = rotation.inv_freq if rotation else ()
         weights = rotation.weights if isinstance(rotation, FollowingRotation) else ()
         self.inv_freq = nn.Buffer(torch.tensor(inv_freq, device=device, dtype=torch.float32), persistent=False)
@@ -220,9 +220,9 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     past = kwargs.get(link.cache)
     cache: Any = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
     if cache is None:
-        positions = _of_queries(module, kwargs, link, 0)
+        positions = _query_positions(module, kwargs, link, 0)
         call = Call(positions, positions, 0)
-        _look_at(call, link, states)
+        _note_gates(call, link, states)
         if shared.early:
             angles = shared.recall(positions, partial(shared.angles, positions), link.first)
             call.angles = (angles, angles)
@@ -230,17 +230,17 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if shared.rotation is None and shared.pattern is None and link.bias is None:  # a temperature: no key is asked
         told = positions_in(kwargs)
         start = 0 if told is not None else cache.get_query_offset(_slot(kwargs, link))
-        positions = _of_queries(module, kwargs, link, start)
+        positions = _query_positions(module, kwargs, link, start)
         return (), {**kwargs, "posenc_call": Call(positions, positions, None)}
     slot = _slot(kwargs, link)
     if link.borrows:
         call = cache.layers[slot].call
     else:
         start, (_, first) = query_offset(cache, slot), cache.get_mask_sizes(states.shape[1], slot)
-        positions = _of_queries(module, kwargs, link, start)
+        positions = _query_positions(module, kwargs, link, start)
         call = Call(positions, positions, None if isinstance(start, Tensor) else start - first)
-        layer = settle(cache, slot, shared.forgets)
-        _look_at(call, link, states)
+        layer = prepare_layer(cache, slot, shared.forgets)
+        _note_gates(call, link, states)
         _prepare(call, link, layer, len(states), kwargs.get(link.mask))
         layer.call = call
     return (), {**kwargs, "posenc_call": call}
@@ -260,14 +260,14 @@ def _slot(kwargs: dict[str, Any], link: Link) -> int:
     return int(kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0))
 
 
-def _look_at(call: Call, link: Link, states: Tensor) -> None:
+def _note_gates(call: Call, link: Link, states: Tensor) -> None:
     """What a scheme takes from the hidden states of the new tokens."""
     bias = link.bias
     if bias is not None and bias.of_content:
         call.said = bias(states, link.index)
 
 
-def _of_queries(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> Tensor:
+def _query_positions(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> Tensor:
     """Where the queries stand: as the layer is told, as the model's table was asked, or counted."""
     states, positions = kwargs[link.states], positions_in(kwargs)
     if positions is not None:
@@ -303,7 +303,7 @@ def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None)
         if isinstance(shared.rotation, FollowingRotation):
             _prepare_stage(call, shared, rows, link.first)
         elif shared.pattern is not None and shared.late and (fixed or not torch.compiler.is_compiling()):
-            call.reading = _reading(shared) if positions.shape[1] <= FEW else None
+            call.reading = _zone_reading(shared) if positions.shape[1] <= FEW else None
 
 
 def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> None:
@@ -327,7 +327,7 @@ def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> Non
     call.reading = Reading((rotation, shared.layout), derive, turn, stage.expand(rows))
 
 
-def _reading(shared: Positions) -> Reading | None:
+def _zone_reading(shared: Positions) -> Reading | None:
     """How a cache keeps keys for zones that all of them come to be in."""
     pattern = shared.pattern
     assert pattern is not None

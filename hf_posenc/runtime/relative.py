@@ -21,11 +21,11 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from ..core.biases import Bias
 from ..core.relative import Terms
 from ..errors import UnsupportedCell
-from .calls import Call
+from .attention_call import Call
 from .flash import fits
-from .layouts import texts
+from .layouts import find_texts
 from .masks import add_mask
-from .terms import attend as of_text
+from .relative_texts import attend as of_text
 from .tiles import Span
 
 BLOCK = 128
@@ -123,7 +123,7 @@ def _texts(
     at, keys_at = call.query, call.key(key.shape[2])
     if query.shape[2] != key.shape[2] or query.shape[2] == 1 or not bool(((keys_at == at) | (keys_at < 0)).all()):
         return None
-    return texts(mask, at, len(query))
+    return find_texts(mask, at, len(query))
 
 
 def _trains(*tensors: Tensor) -> bool:

@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from ..core.biases import Bias
 from ..errors import PosencError
 from . import flash, gradients, masks
-from .calls import Call
+from .attention_call import Call
 from .gradients import BiasedAttention, Diagonals, Pairs, Plan, precision
 from .masks import Sight, add_mask, mask_rows
 
@@ -111,7 +111,7 @@ def sdpa(request: Request, query: Tensor, key: Tensor, value: Tensor, mask: Tens
     return sdpa_attention_forward(request.module, query, key, value, mask, **kwargs)[0]
 
 
-def centred(positions: Tensor, last: Tensor) -> Tensor:
+def centre_positions(positions: Tensor, last: Tensor) -> Tensor:
     """Positions counted from their middle: a row of scores does not see a constant, and small numbers round less."""
     return positions - torch.div(positions[:, :1] + last, 2, rounding_mode="floor")
 
@@ -126,7 +126,7 @@ def _row_fits(r: Request) -> bool:
 
 def _row(r: Request) -> Tensor:
     assert r.key_slopes is not None
-    positions = centred(r.call.key(r.key.shape[2]), r.call.query[:, -1:])
+    positions = centre_positions(r.call.key(r.key.shape[2]), r.call.query[:, -1:])
     row = r.key_slopes[None, :, None, None] * positions[:, None, None, :].to(r.precision)
     groups = r.query.shape[1] // r.key.shape[1]
     key, value = repeat_kv(r.key, groups), repeat_kv(r.value, groups)
@@ -142,7 +142,7 @@ def _columns(r: Request, shared: bool = False) -> Tensor:
     size = r.value.shape[-1]
     positions = r.call.key(r.key.shape[2])
     if not shared:  # by several processes: the middle of one part is not that of another
-        positions = centred(positions, r.call.query[:, -1:])
+        positions = centre_positions(positions, r.call.query[:, -1:])
     assert r.key_slopes is not None
     q_columns, k_columns = exact_columns(r.key_slopes.to(r.precision) / r.scaling, positions, r.query.dtype)
     query = torch.cat([r.query, q_columns[None, :, None].expand(*r.query.shape[:3], -1)], -1)
@@ -221,14 +221,14 @@ def _flex_fits(r: Request) -> bool:
 def _flex(r: Request) -> Tensor:
     # torch has no backward of it on a CPU, and elsewhere none that adds up the gradient of what is looked up.
     if r.trains_bias or (r.trains and r.query.device.type == "cpu"):
-        flexed = partial(_flexed, r.bias, r.call, r.mask, r.causal, r.scaling)
+        flexed = partial(_run_flex, r.bias, r.call, r.mask, r.causal, r.scaling)
         output = _with_gradients(r, lambda plan, source, *tensors: flexed(*tensors))
     else:
-        output, _ = _flexed(r.bias, r.call, r.mask, r.causal, r.scaling, r.query, r.key, r.value)
+        output, _ = _run_flex(r.bias, r.call, r.mask, r.causal, r.scaling, r.query, r.key, r.value)
     return output.transpose(1, 2).contiguous()
 
 
-def _flexed(
+def _run_flex(
     bias: Bias,
     call: Call,
     mask: Tensor | None,

@@ -61,7 +61,7 @@ class PlannedRotary(Rotary):
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def hush_transformers() -> Iterator[None]:
     """transformers cannot check the parameters of a sealed config, or those that vLLM alone reads, and says so; nobody
     need act on it."""
 

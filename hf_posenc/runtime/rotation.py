@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .calls import Angles
+from .attention_call import Angles
 
 HALVES, NEIGHBOURS, LAST = "halves", "neighbours", "_last"
 LAYOUTS = (HALVES, NEIGHBOURS, HALVES + LAST, NEIGHBOURS + LAST)

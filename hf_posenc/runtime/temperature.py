@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .calls import Call
-from .masks import shown
+from .attention_call import Call
+from .masks import boolean_mask
 from .positions import Link
 
 
-def tempered(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: int, causal: bool) -> Tensor:
+def scale_queries(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: int, causal: bool) -> Tensor:
     """Queries, (batch, heads, queries, channels), times their factors. `keys`: how many there are."""
     temperature = link.temperature
     if temperature is None:
@@ -22,12 +22,12 @@ def tempered(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: i
     else:
         factors = link.shared.factors(call.query, lambda: temperature(call.query + 1)[..., None], link.first)
     # In fp32, as a factor in half precision is off by the same part for all channels of a query.
-    tempered = query * factors
-    return tempered if tempered.dtype == query.dtype else tempered.to(query.dtype)
+    scaled = query * factors
+    return scaled if scaled.dtype == query.dtype else scaled.to(query.dtype)
 
 
 def _text_length(call: Call, mask: Tensor | None, keys: int) -> Tensor:
     """How much text each query of an encoder looks at, which is what is no padding: (batch or 1, queries)."""
     if mask is None:
         return torch.full_like(call.query, keys)
-    return shown(mask)[:, 0].any(1).sum(-1, keepdim=True).expand(-1, call.query.shape[1])
+    return boolean_mask(mask)[:, 0].any(1).sum(-1, keepdim=True).expand(-1, call.query.shape[1])

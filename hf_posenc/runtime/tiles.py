@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .calls import Angles
+from .attention_call import Angles
 from .flash import Part, flash, flash_gradients
 from .gradients import precision
 

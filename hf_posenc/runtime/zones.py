@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from ..core.patterns import Pattern
-from . import few, graphs, layouts, tiles
-from .calls import Call
+from . import compiled_few_queries, few_queries, layouts, tiles
+from .attention_call import Call
 from .positions import FEW, Positions
 from .rotation import rotate
 
@@ -84,11 +84,11 @@ def attend_in_zones(
     )
     bare = not work.dropout and work.softcap is None and work.sinks is None
     if causal and bare and not weighs:
-        job = layouts.job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
+        job = layouts.plan_job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
         if job is not None:
             return tiles.attend(work.query, key, value, job), None
-    if not weighs and few.fits(work) and length <= FEW:  # a tracer for any length need not ask
-        attend = graphs.attend if torch.compiler.is_compiling() else few.attend
+    if not weighs and few_queries.can_attend(work) and length <= FEW:  # a tracer for any length need not ask
+        attend = compiled_few_queries.attend if torch.compiler.is_compiling() else few_queries.attend
         return attend(work).transpose(1, 2).contiguous(), None
     return in_blocks(work, causal and mask is None, weighs)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.axes import TWO_AXES
 from ..core.effects import CoordinateRotation, Effect, Geometry
-from ..core.tables import held
+from ..core.tables import frequency_tensor
 from ..errors import UnsupportedCell
 from .base import Scheme, register_scheme
 from .frequencies import default_frequencies
@@ -40,7 +40,7 @@ class AxialRotation(CoordinateRotation):
     def __init__(self, frequencies: Tensor, mixed: bool):
         super().__init__()
         self.mixed = mixed
-        self.posenc_frequencies = held(frequencies, saved=mixed, trained=mixed)
+        self.posenc_frequencies = frequency_tensor(frequencies, saved=mixed, trained=mixed)
 
     def forward(self, layer: int, coordinates: Tensor) -> Tensor:
         along, across = self.posenc_frequencies[layer if self.mixed else 0]

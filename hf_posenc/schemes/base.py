@@ -13,9 +13,9 @@ from ..core.effects import Effect, Geometry, OwnTable, Span
 from ..core.ranges import Range
 from ..errors import PosencError, UnsupportedCell, suggestion
 from ..registry import Plugins, Registry
-from .checked import Checked
+from .option_checks import CheckedOptions
 from .temperature import TemperatureKind, refuse_images, temperature_from
-from .tempered import tempered
+from .temperature_effect import add_temperature
 
 S = TypeVar("S", bound="type[Scheme]")
 
@@ -76,7 +76,7 @@ def _fault(cls: Any) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme(Checked):
+class Scheme(CheckedOptions):
     """A way to know positions. Options are checked when it is made; `effect` makes numbers of a model's geometry."""
 
     name: ClassVar[str]
@@ -129,7 +129,7 @@ class Scheme(Checked):
         if not isinstance(self.temperature, TemperatureKind):
             return effect
         refuse_images(geometry.axes)
-        return tempered(effect, self.temperature, geometry, self.span(geometry))
+        return add_temperature(effect, self.temperature, geometry, self.span(geometry))
 
     def effects(self, geometries: Mapping[str, Geometry]) -> dict[str, Effect]:
         """What it contributes to each group of layers; with modules of its own each time."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ..core.effects import Effect, FollowingRotation, Geometry, Rotation
 from ..errors import PosencError
 from .base import register_scheme
-from .checked import finite
 from .frequencies import (
     as_longrope,
     base_frequencies,
@@ -18,6 +17,7 @@ from .frequencies import (
     refuse_degenerate,
     yarn_frequencies,
 )
+from .option_checks import is_finite_number
 from .rotary import RotaryScheme
 
 
@@ -49,7 +49,7 @@ class LongRope(RotaryScheme):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, Sequence) or isinstance(value, str) or not all(map(finite, value)):
+            if not isinstance(value, Sequence) or isinstance(value, str) or not all(map(is_finite_number, value)):
                 raise PosencError(f"{name} must be a list of finite numbers, got {value!r}.")
             if min(value, default=1) <= 0:
                 raise PosencError(f"{name} must hold numbers greater than 0, got {min(value)!r}.")

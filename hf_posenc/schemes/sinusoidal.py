@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.axes import ANY_AXES
 from ..core.effects import ComputedSource, Effect, Geometry
-from ..core.tables import ComputedTable, held
+from ..core.tables import ComputedTable, frequency_tensor
 from ..errors import UnsupportedCell
 from .base import Scheme, register_scheme
 from .frequencies import default_frequencies
@@ -58,7 +58,7 @@ class SinusoidTable(ComputedTable):
         super().__init__(2 * frequencies.numel(), rows, like)
         self.kind, self.layout, self.axes = kind, layout, len(frequencies)
         values = frequencies.to(like.device)
-        self.posenc_frequencies = held(values, saved=kind != LOG, trained=kind == LEARNED)
+        self.posenc_frequencies = frequency_tensor(values, saved=kind != LOG, trained=kind == LEARNED)
 
     def vectors(self, coordinates: Tensor) -> Tensor:
         return axis_sinusoids(coordinates, self.posenc_frequencies, self.layout)

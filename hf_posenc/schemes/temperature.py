@@ -22,14 +22,14 @@ from ..core.temperatures import (
     Temperature,
 )
 from ..errors import PosencError, UnsupportedCell, suggestion
-from .checked import Checked
+from .option_checks import CheckedOptions
 
 STRENGTH = Range(0.0, 0.5)
 """What papers multiply a logarithm by is 0.1 to 0.41; at 0 there is no temperature."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemperatureKind(Checked):
+class TemperatureKind(CheckedOptions):
     """A temperature and its options; given, it takes the place of one that a model may have of its own."""
 
     kind: ClassVar[str]

@@ -18,7 +18,7 @@ from ..compat.models import attention_of
 from ..errors import PosencError
 from ..patching.live import links
 from ..patching.patch import set_rendering
-from ..runtime.calls import Call
+from ..runtime.attention_call import Call
 from ..runtime.positions import PREFIX
 from .loss import shifted
 from .settings import Settings

@@ -16,7 +16,17 @@ from cells import LENGTH, VOCAB, tiny
 from torch import Tensor
 
 from hf_posenc import patch_model
-from hf_posenc.runtime import cache_layers, gradients, layouts, masks, positions, relative, renderings, terms, zones
+from hf_posenc.runtime import (
+    cache_layers,
+    gradients,
+    layouts,
+    masks,
+    positions,
+    relative,
+    relative_texts,
+    renderings,
+    zones,
+)
 
 FOUR = {"factor": 4.0}
 BUCKETS = {"relative_attention_num_buckets": 16, "relative_attention_max_distance": 30}
@@ -135,7 +145,7 @@ def drawn_block(draw: random.Random) -> int | None:
 @contextmanager
 def blocks_of(size: int | None) -> Iterator[None]:
     """What is done in blocks of hundreds of tokens is done in blocks of so many, and one token is few."""
-    rooms = (gradients, layouts, masks, relative, renderings, terms, zones)
+    rooms = (gradients, layouts, masks, relative, renderings, relative_texts, zones)
     sizes = [(room, "BLOCK", size) for room in rooms]
     sizes += [(room, "FEW", 2) for room in (positions, renderings, zones)] + [(cache_layers, "ROOM", size)]
     before = [(room, name, getattr(room, name)) for room, name, _ in sizes]

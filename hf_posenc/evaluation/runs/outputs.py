@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PosencError
-from ...extras import missing
+from ...extras import missing_package
 from ..measures.rows import Row
 from ..report import PNG, SUFFIXES
 from ..report import write as write_report
@@ -35,7 +35,7 @@ def refuse_report(path: str) -> None:
     if suffix not in SUFFIXES:
         raise PosencError(f"A report cannot be written as {path!r}: name it with one of {', '.join(SUFFIXES)}.")
     if suffix == ".png" and find_spec("matplotlib") is None:
-        raise missing("matplotlib", "eval", PNG)
+        raise missing_package("matplotlib", "eval", PNG)
 
 
 def refuse_unwritable(option: str, path: Path, replaced: bool) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import PosencError, suggestion
-from ...extras import installing, require
+from ...extras import install_command, require
 from ...patching.lengths import refuse_beyond_reach
 from ...patching.live import bare
 from ..measures.retrieval import accuracy
@@ -215,7 +215,7 @@ def loaded(name: str, length: int, tokenizer: str) -> Any:
             f"{', '.join(OFFLINE)}; together they are called ruler_offline."
         ) from None
     except ImportError as error:
-        raise PosencError(f"{name} needs a package: {error}. To install it: {installing('eval')}") from None
+        raise PosencError(f"{name} needs a package: {error}. To install it: {install_command('eval')}") from None
     except ValueError as error:
         raise PosencError(f"{name} cannot be made at {length} tokens: {error}") from None
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..compat.pytorch import assert_later
 from ..core.patterns import Zone
-from .cache_layers import in_slots
-from .few import Part, hidden, joined, products, rotated
-from .masks import shown
+from .cache_layers import select_slots
+from .few_queries import Part, hide_unseen, join_parts, rotate_to_zone, scaled_products
+from .masks import boolean_mask
 
 REPEATED = (
     "Several tokens of a text stand at the same position, so that more of them are within reach than a compiled graph "
@@ -28,12 +28,12 @@ def attend(work: Any) -> Tensor:
     wide: list[Zone] = []
     for zone in work.pattern.zones(work.at, work.keys_at):
         zone = zone._replace(seen=zone.seen & (work.keys_at >= 0)[:, None, :])
-        (wide if zone.kept or _room(work, zone) is None else narrow).append(zone)
-    parts = [_of_slots(work, zone) for zone in narrow]
-    return joined(work, [*parts, *([_of_all(work, wide)] if wide else [])])
+        (wide if zone.kept or _slots_needed(work, zone) is None else narrow).append(zone)
+    parts = [_part_of_slots(work, zone) for zone in narrow]
+    return join_parts(work, [*parts, *([_part_of_all(work, wide)] if wide else [])])
 
 
-def _room(work: Any, zone: Zone) -> int | None:
+def _slots_needed(work: Any, zone: Zone) -> int | None:
     """How many slots hold the keys of a zone; None if it takes all."""
     if zone.most is None:
         return None
@@ -41,45 +41,45 @@ def _room(work: Any, zone: Zone) -> int | None:
     return room if room < work.keys_at.shape[1] else None
 
 
-def _of_slots(work: Any, zone: Zone) -> Part:
+def _part_of_slots(work: Any, zone: Zone) -> Part:
     """A zone over those slots alone that any of its queries sees."""
-    room, batch = _room(work, zone), len(work.query)
+    room, batch = _slots_needed(work, zone), len(work.query)
     assert room is not None
     seen = zone.seen.expand(batch, -1, -1)
     if work.mask is not None:
-        seen = seen & shown(work.mask[..., : seen.shape[2]]).any(1)
+        seen = seen & boolean_mask(work.mask[..., : seen.shape[2]]).any(1)
     count = seen.any(1).cumsum(-1)
     assert_later((count[:, -1] <= room).all(), REPEATED)
     which = torch.arange(1, room + 1, device=count.device).expand(batch, -1).contiguous()
     slots = torch.searchsorted(count, which).clamp(max=count.shape[1] - 1)
     at, mask = slots[:, None, :], work.mask
     taken = work._replace(
-        key=in_slots(work.key, slots),
-        value=in_slots(work.value, slots),
+        key=select_slots(work.key, slots),
+        value=select_slots(work.value, slots),
         keys_at=work.keys_at.expand(batch, -1).gather(1, slots),
-        mask=None if mask is None else _columns(mask.expand(batch, -1, -1, -1), at[:, None]),
+        mask=None if mask is None else _gather_columns(mask.expand(batch, -1, -1, -1), at[:, None]),
     )
-    seen = _columns(seen, at) & (which <= count[:, -1:])[:, None, :]
+    seen = _gather_columns(seen, at) & (which <= count[:, -1:])[:, None, :]
     zone = zone._replace(key=zone.key.expand(batch, -1).gather(1, slots))
-    product = products(taken, *rotated(taken, zone, ALL))
-    return Part(hidden(taken, product, seen, ALL), taken.value)
+    product = scaled_products(taken, *rotate_to_zone(taken, zone, ALL))
+    return Part(hide_unseen(taken, product, seen, ALL), taken.value)
 
 
-def _columns(x: Tensor, at: Tensor) -> Tensor:
+def _gather_columns(x: Tensor, at: Tensor) -> Tensor:
     """Those of a matrix of queries and keys, with the same of all before it."""
     return x.gather(-1, at.expand(*x.shape[:-1], -1))
 
 
-def _of_all(work: Any, zones: Sequence[Zone]) -> Part:
+def _part_of_all(work: Any, zones: Sequence[Zone]) -> Part:
     """Zones over all slots. Those whose keys are rotated alike are one product."""
     scores: Tensor | None = None
     kept = [zone for zone in zones if zone.kept]
     for alike in [*([kept] if kept else []), *([zone] for zone in zones if not zone.kept)]:
-        turned = [rotated(work, zone, ALL) for zone in alike]
-        product = products(work, torch.cat([query for query, _ in turned], 2), turned[0][1])
+        turned = [rotate_to_zone(work, zone, ALL) for zone in alike]
+        product = scaled_products(work, torch.cat([query for query, _ in turned], 2), turned[0][1])
         for zone, found in zip(alike, product.chunk(len(alike), 2), strict=True):
             least = torch.finfo(found.dtype).min
             scores = torch.where(zone.seen[:, None], found, least if scores is None else scores)
     assert scores is not None
     seen = torch.stack([zone.seen for zone in zones]).any(0)
-    return Part(hidden(work, scores, seen, ALL), work.value)
+    return Part(hide_unseen(work, scores, seen, ALL), work.value)

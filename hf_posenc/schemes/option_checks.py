@@ -6,11 +6,11 @@ import math
 
 from ..errors import PosencError, suggestion
 
-MOST = 10**12
+LARGEST = 10**12
 """No length, factor or theta is larger; powers of what is below stay within a float."""
 
 
-def finite(value: object) -> bool:
+def is_finite_number(value: object) -> bool:
     """Whether a value is a number that maths can be done with (bool is not)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -20,20 +20,24 @@ def finite(value: object) -> bool:
         return False
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as an error message shows it."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a very large whole number"
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-class Checked:
+class CheckedOptions:
     """What options can be asked. None passes wherever it is a default."""
 
     def _check_count(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST):
-                raise PosencError(f"{name} must be a positive whole number below {MOST:g}, got {shown(value)}.")
+            if value is not None and not (
+                isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST
+            ):
+                raise PosencError(
+                    f"{name} must be a positive whole number below {LARGEST:g}, got {short_repr(value)}."
+                )
 
     def _check_number(
         self, *names: str, least: float | None = None, above: float | None = None, most: float | None = None
@@ -42,10 +46,12 @@ class Checked:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not finite(value):
-                raise PosencError(f"{name} must be a finite number, got {shown(value)}.")
-            if abs(value) > MOST or 0 < abs(value) < 1 / MOST:
-                raise PosencError(f"{name} must be a number between {1 / MOST:g} and {MOST:g}, got {shown(value)}.")
+            if not is_finite_number(value):
+                raise PosencError(f"{name} must be a finite number, got {short_repr(value)}.")
+            if abs(value) > LARGEST or 0 < abs(value) < 1 / LARGEST:
+                raise PosencError(
+                    f"{name} must be a number between {1 / LARGEST:g} and {LARGEST:g}, got {short_repr(value)}."
+                )
             if least is not None and value < least:
                 raise PosencError(f"{name} must be at least {least:g}, got {value!r}.")
             if above is not None and value <= above:
@@ -61,7 +67,7 @@ class Checked:
     def _check_seed(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise PosencError(f"{name} must be a whole number from 0 up, got {shown(value)}.")
+            raise PosencError(f"{name} must be a whole number from 0 up, got {short_repr(value)}.")
 
     def _check_flag(self, *names: str) -> None:
         for name in names:

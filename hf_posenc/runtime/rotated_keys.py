@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Reading
+from .attention_call import Reading
 from .rotation import rotate
 
 
-def begin(read: Any, stages: Any, reading: Reading, keys: Tensor) -> None:
+def reserve_keys(read: Any, stages: Any, reading: Reading, keys: Tensor) -> None:
     """Make room in the layers that keep derived keys and their stages. They hold nothing yet."""
     read.lazy_initialization(keys, keys[..., :0])
     if reading.stage is not None:
         stages.lazy_initialization(_column(reading.stage, 1), keys[..., :0])
 
 
-def follow(read: Any, stages: Any, reading: Reading, keys: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+def update_keys(read: Any, stages: Any, reading: Reading, keys: Tensor, places: Tensor, slots: Tensor) -> Tensor:
     """All keys as they are read. Those in `slots` are new; the others are derived as well if they have to be."""
     stage, start = reading.stage, slots[0]
     holds = read.cumulative_length == start

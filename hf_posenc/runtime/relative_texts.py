@@ -52,7 +52,7 @@ def _text(query: Tensor, key: Tensor, value: Tensor, terms: Terms, scaling: floa
     at = terms.rows(torch.arange(-furthest, 1, device=query.device)).clamp(0, rows - 1)
     vectors = terms.keys[:, at]
     if terms.reach is not None:
-        vectors = vectors - _far(terms.keys, terms.rows, terms.reach)
+        vectors = vectors - _far_vector(terms.keys, terms.rows, terms.reach)
     vectors = F.pad(vectors, (0, 0, 0, BLOCK)).to(query.dtype)
     position = query if terms.position is None else query + terms.position[:, None].to(query.dtype)
     content = query if terms.content is None else query + terms.content[:, None].to(query.dtype)
@@ -60,7 +60,7 @@ def _text(query: Tensor, key: Tensor, value: Tensor, terms: Terms, scaling: floa
     return Text(content, key, value, terms, scaling, vectors, position * scaling, by_key)
 
 
-def _far(table: Tensor, rows: Rows, reach: int) -> Tensor:
+def _far_vector(table: Tensor, rows: Rows, reach: int) -> Tensor:
     """The vector of all distances from `reach` on, (heads or 1, 1, channels)."""
     at = int(rows(torch.tensor([-reach], device=table.device)).clamp(0, table.shape[1] - 1))
     return table[:, at : at + 1]
@@ -71,15 +71,15 @@ def _block(text: Text, start: int, end: int) -> Tensor:
     reach = text.terms.reach
     far = 0 if reach is None else max(start - reach + 1, 0)
     query, near = text.query[:, :, start:end], slice(far, end)
-    rows = _rows(text, start, end, far)
+    rows = _bias_rows(text, start, end, far)
     made = flash(query, text.key[:, :, near], text.value[:, :, near], rows, False, text.scaling)
     if not far:
         return made[0]
-    numbers = _numbers(text, far, query)
-    return _joined(made, flash(query, text.key[:, :, :far], text.value[:, :, :far], numbers, False, text.scaling))
+    numbers = _far_key_numbers(text, far, query)
+    return _join(made, flash(query, text.key[:, :, :far], text.value[:, :, :far], numbers, False, text.scaling))
 
 
-def _rows(text: Text, start: int, end: int, far: int) -> Tensor:
+def _bias_rows(text: Text, start: int, end: int, far: int) -> Tensor:
     """What is added to the scores of queries start..end and keys far..end, (batch, heads, queries, keys)."""
     length, keys = end - start, end - far
     width = keys + length - 1
@@ -90,11 +90,11 @@ def _rows(text: Text, start: int, end: int, far: int) -> Tensor:
     strides = (*columns.stride()[:2], width - 1, 1)
     rows = columns.as_strided((*columns.shape[:2], length, keys), strides, length - 1)
     if text.by_key is not None:
-        rows.add_(_of_keys(text, start, end, far))
+        rows.add_(_key_products(text, start, end, far))
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
-def _of_keys(text: Text, start: int, end: int, far: int) -> Tensor:
+def _key_products(text: Text, start: int, end: int, far: int) -> Tensor:
     """What keys far..end give to queries start..end, (batch, heads, queries, keys)."""
     assert text.by_key is not None
     found, of = text.by_key[:, :, far:end], text.terms.query_rows or text.terms.rows
@@ -104,7 +104,7 @@ def _of_keys(text: Text, start: int, end: int, far: int) -> Tensor:
     return given
 
 
-def _numbers(text: Text, far: int, query: Tensor) -> Tensor | None:
+def _far_key_numbers(text: Text, far: int, query: Tensor) -> Tensor | None:
     """What each of the first `far` keys gives to any query that is past the reach, for all of these queries."""
     if text.by_key is None or text.terms.reach is None:
         return None
@@ -114,7 +114,7 @@ def _numbers(text: Text, far: int, query: Tensor) -> Tensor | None:
     return numbers.to(torch.promote_types(numbers.dtype, torch.float32)).expand(-1, -1, query.shape[2], -1)
 
 
-def _joined(one: Part, other: Part) -> Tensor:
+def _join(one: Part, other: Part) -> Tensor:
     """Two parts of the keys as one, by the logarithms of their sums; what a query sees is never empty here."""
     both = torch.logaddexp(one[1], other[1])
     first, second = ((sums - both).exp()[..., None] for _, sums in (one, other))

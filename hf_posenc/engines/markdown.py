@@ -17,34 +17,34 @@ WORDS = {"right": "right", "refuses": "refuses", "wrong": "**wrong**", "untried"
 
 def runtimes_markdown() -> str:
     """Every runtime but transformers itself."""
-    return "\n\n".join(_part(runtime) for runtime in RUNTIMES if runtime != "transformers")
+    return "\n\n".join(_runtime_part(runtime) for runtime in RUNTIMES if runtime != "transformers")
 
 
-def _part(runtime: str) -> str:
+def _runtime_part(runtime: str) -> str:
     known = [entry for entry in entries() if entry.runtime == runtime]
     types = sorted({entry.architecture for entry in known} - {ANY}) or ["any"]
     rows = [f"| {RUNTIMES[runtime]} | {' | '.join(types)} |", "|---" * (len(types) + 1) + "|"]
     for kind in KINDS:
-        cells = [cell(runtime, architecture, kind) for architecture in types]
+        cells = [table_cell(runtime, architecture, kind) for architecture in types]
         if set(cells) != {"-"}:
             rows.append(f"| {kind} | {' | '.join(cells)} |")
-    versions = sorted({f"{entry.version} ({entry.basis}, {_day(known, entry)})" for entry in known})
+    versions = sorted({f"{entry.version} ({entry.basis}, {_last_date(known, entry)})" for entry in known})
     return "\n".join([*rows, "", f"{RUNTIMES[runtime]}: {'; '.join(versions) or 'nothing is known yet'}."])
 
 
-def _day(known: list[Entry], entry: Entry) -> str:
+def _last_date(known: list[Entry], entry: Entry) -> str:
     """The last day on which something of this version was found out."""
     return max(one.date for one in known if (one.version, one.basis) == (entry.version, entry.basis))
 
 
-def cell(runtime: str, architecture: str, kind: str) -> str:
+def table_cell(runtime: str, architecture: str, kind: str) -> str:
     saved = look_up(runtime, "checkpoint", architecture, kind, SAVED_KEYS)
     exported = look_up(runtime, "export", architecture, kind, SAVED_KEYS)
-    words = [word(saved)] if saved else []
+    words = [verdict_word(saved)] if saved else []
     if exported is not None and (saved is None or saved.verdict != exported.verdict):
-        words.append(f"export: {word(exported)}")
+        words.append(f"export: {verdict_word(exported)}")
     return ", ".join(words) or "-"
 
 
-def word(entry: Entry) -> str:
+def verdict_word(entry: Entry) -> str:
     return WORDS[entry.verdict] + (" (source)" if entry.basis == "source" and entry.verdict != "untried" else "")

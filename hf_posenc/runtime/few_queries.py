@@ -23,40 +23,40 @@ class Part(NamedTuple):
     value: Tensor
 
 
-def fits(work: Any) -> bool:
+def can_attend(work: Any) -> bool:
     return not torch.compiler.is_exporting() and work.dropout == 0.0
 
 
 def attend(work: Any) -> Tensor:
     """(batch, heads, queries, channels)."""
-    parts = _parts(work)
+    parts = _zone_parts(work)
     if not parts:  # a row of padding alone
         return work.query.new_zeros((*work.query.shape[:3], work.value.shape[-1]))
-    return joined(work, parts)
+    return join_parts(work, parts)
 
 
-def joined(work: Any, parts: Sequence[Part]) -> Tensor:
+def join_parts(work: Any, parts: Sequence[Part]) -> Tensor:
     """One softmax over the keys of all parts: (batch, heads, queries, channels)."""
     weights = _softmax(torch.cat([part.scores for part in parts], -1), work.sinks).to(work.value.dtype)
     output: Any = 0
     for own, part in zip(weights.split([part.scores.shape[-1] for part in parts], -1), parts, strict=True):
-        output = output + grouped(own, part.value) @ part.value
+        output = output + group_heads(own, part.value) @ part.value
     found: Tensor = output.view(*work.query.shape[:3], -1)
     return found
 
 
-def _parts(work: Any) -> list[Part]:
+def _zone_parts(work: Any) -> list[Part]:
     parts = []
     for zone in work.pattern.zones(work.at, work.keys_at):
         seen = zone.seen & (work.keys_at >= 0)[:, None, :]
-        here = _slots(seen)
+        here = _seen_slots(seen)
         if here is not None:
-            product = products(work, *rotated(work, zone, here))
-            parts.append(Part(hidden(work, product, seen[..., here], here), work.value[:, :, here]))
+            product = scaled_products(work, *rotate_to_zone(work, zone, here))
+            parts.append(Part(hide_unseen(work, product, seen[..., here], here), work.value[:, :, here]))
     return parts
 
 
-def _slots(seen: Tensor) -> Slots | None:
+def _seen_slots(seen: Tensor) -> Slots | None:
     """The keys that any query of any row sees."""
     found = seen.flatten(0, 1).any(0).nonzero()[:, 0]
     if not len(found):
@@ -65,20 +65,20 @@ def _slots(seen: Tensor) -> Slots | None:
     return slice(first, last + 1) if last - first + 1 == len(found) else found
 
 
-def grouped(x: Tensor, key: Tensor) -> Tensor:
+def group_heads(x: Tensor, key: Tensor) -> Tensor:
     """(batch, heads, queries, n) -> (batch, heads of keys, queries of all heads that share them, n)."""
     return x.reshape(len(x), key.shape[1], -1, x.shape[-1])
 
 
-def products(work: Any, query: Tensor, key: Tensor) -> Tensor:
+def scaled_products(work: Any, query: Tensor, key: Tensor) -> Tensor:
     """Of rotated queries and keys, scaled and capped, (batch, heads, queries, keys) in fp32."""
-    found = (grouped(query, key) @ key.transpose(2, 3)).float() * work.scaling
+    found = (group_heads(query, key) @ key.transpose(2, 3)).float() * work.scaling
     if work.softcap is not None:
         found = torch.tanh(found / work.softcap) * work.softcap
     return found.view(*query.shape[:3], -1)
 
 
-def hidden(work: Any, scores: Tensor, seen: Tensor, here: Slots) -> Tensor:
+def hide_unseen(work: Any, scores: Tensor, seen: Tensor, here: Slots) -> Tensor:
     """The same; the least number where a pair is not in the zone or masked."""
     least = torch.finfo(torch.float32).min
     scores = torch.where(seen[:, None], scores, least)
@@ -88,7 +88,7 @@ def hidden(work: Any, scores: Tensor, seen: Tensor, here: Slots) -> Tensor:
     return torch.where(mask, scores, least) if mask.dtype == torch.bool else (scores + mask).clamp(min=least)
 
 
-def rotated(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
+def rotate_to_zone(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
     """The queries, and the keys in these slots, rotated to where the zone has them stand."""
     shared = work.shared
     if shared.rotation is None:
