@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from ..core.lengths import parsed_length, parsed_lengths
-from .asked import refuse_unknown_schemes, understood
 from .known import DTYPES, HARNESSES, PROTOCOLS, TASKS, completed, scheme_names
+from .request import refuse_unknown_schemes, understood
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or adapter: folder, hub name, or `tiny`.")]
 Text = Annotated[

@@ -30,7 +30,7 @@ from ..evaluation.runs.verdict import verdict
 from ..patching.lengths import trained_length
 from ..patching.live import bare, is_patched
 from ..runtime.rotary import hushed
-from .asked import Asked
+from .request import Asked
 from .results import places, show, show_comparison
 
 UNHEEDED = ("scored", "stride")
