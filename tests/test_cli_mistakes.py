@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from hf_posenc import PosencError, UntrainedWarning, load, patch_model, save
 from hf_posenc.checkpoints import hub
 from hf_posenc.checkpoints.files import find
-from hf_posenc.cli import answers, known, tables
+from hf_posenc.cli import known, messages, tables
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import TASKS, Options, Row, evaluate, tokenized
 from hf_posenc.evaluation.measures.perplexity import PROTOCOLS
@@ -306,7 +306,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monke
     out = tmp_path / LONG
     given = ("eval", folder / "plain", "--text", folder / "book.txt", "--lengths", 64)
     done = run(*given)
-    assert done.exit_code == answers.INTERRUPTED and "Nothing was kept: with --out FILE" in done.stderr
+    assert done.exit_code == messages.INTERRUPTED and "Nothing was kept: with --out FILE" in done.stderr
     out.write_text('{"format": 1}\n{"job": 1}\n{"job": 2}\n')
     done = run(*given, "--out", out)
     assert f"2 results are kept in {out}: the same command goes on from there." in done.stderr
@@ -348,20 +348,20 @@ def test_warnings_are_one_line(folder, tmp_path):
     with pytest.warns(UntrainedWarning, match="'yarn' gives this 'bert' model positions that its weights were not"):
         assert run("patch", folder / "encoder", tmp_path / "out", "--scheme", "yarn", "--factor", 2).exit_code == 0
     before = warnings.formatwarning
-    with answers.plain_errors():
+    with messages.plain_errors():
         line = warnings.formatwarning("Mind the gap.", UserWarning, f"/{LONG}/file.py", 3)
     assert line == "hf-posenc: warning: Mind the gap.\n" and warnings.formatwarning is before
 
 
 def test_errors_of_the_system_name_their_file_and_what_to_do():
     error = PermissionError(1, "Operation not permitted", f"/{LONG}")
-    assert answers.told(error) == (
+    assert messages.told(error) == (
         f"/{LONG}: Operation not permitted. Check its owner and mode, or name another place."
     )
-    assert answers.told(OSError(28, "No space left on device", "/a", None, "/b")) == (
+    assert messages.told(OSError(28, "No space left on device", "/a", None, "/b")) == (
         "/a -> /b: No space left on device."
     )
-    assert answers.told(OSError("something else")) == "something else"
+    assert messages.told(OSError("something else")) == "something else"
 
 
 # Tables and names

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .answers import answering
+from .messages import answering
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train small models from nothing, and compare.")
 

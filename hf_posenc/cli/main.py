@@ -15,13 +15,13 @@ import typer
 from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..version import __version__
-from .answers import answering, plain_errors
 from .bench import bench
 from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .explore import explore
 from .known import EXISTING, PLANS, check, scheme_names
+from .messages import answering, plain_errors
 from .search import recommend, search
 from .serve_args import serve_args
 from .serving import doctor, export, verify
