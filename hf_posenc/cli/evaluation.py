@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..core.lengths import parsed_length, parsed_lengths
-from .known import DTYPES, HARNESSES, PROTOCOLS, TASKS, completed, scheme_names
+from .names import DTYPES, HARNESSES, PROTOCOLS, TASKS, completed, scheme_names
 from .request import refuse_unknown_schemes, understood
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or adapter: folder, hub name, or `tiny`.")]

@@ -20,8 +20,8 @@ from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .explore import explore
-from .known import EXISTING, PLANS, check, scheme_names
 from .messages import answering, plain_errors
+from .names import EXISTING, PLANS, check, scheme_names
 from .search import recommend, search
 from .serve_args import serve_args
 from .serving import doctor, export, verify

@@ -10,7 +10,7 @@ from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..evaluation.measures.text_files import read_texts
 from ..evaluation.runs.outputs import refuse_outputs
-from .known import DTYPES, PLANS, PROTOCOLS, TASKS, check, scheme_names
+from .names import DTYPES, PLANS, PROTOCOLS, TASKS, check, scheme_names
 
 
 @dataclass(frozen=True)

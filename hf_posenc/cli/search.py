@@ -10,7 +10,7 @@ import typer
 from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..evaluation.measures.text_files import read_texts
-from .known import check, scheme_names
+from .names import check, scheme_names
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint: folder, hub name, or `tiny`.")]
 Target = Annotated[str, typer.Option(metavar="LENGTH", help="Tokens to reach: 32k.")]

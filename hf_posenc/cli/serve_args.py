@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .known import SERVERS, check
+from .names import SERVERS, check
 
 
 def serve_args(

@@ -10,7 +10,7 @@ import typer
 
 from ..core.lengths import parsed_length
 from ..errors import PosencError
-from .known import VERIFIERS, check
+from .names import VERIFIERS, check
 
 FORMATS = {
     "gguf": "llama.cpp",
