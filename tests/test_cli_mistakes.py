@@ -302,7 +302,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monke
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hf_posenc.cli.measuring.evaluate", interrupt)
+    monkeypatch.setattr("hf_posenc.cli.run_evaluation.evaluate", interrupt)
     out = tmp_path / LONG
     given = ("eval", folder / "plain", "--text", folder / "book.txt", "--lengths", 64)
     done = run(*given)

@@ -18,7 +18,7 @@ from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, load, patch_model, save
-from hf_posenc.cli import measuring as commands
+from hf_posenc.cli import run_evaluation as commands
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import Options, evaluate, read_documents
 from hf_posenc.evaluation.runs import decoders

@@ -115,7 +115,7 @@ def eval_command(
     hf-posenc eval MODEL --lengths 4k,8k --harness ruler_offline
     """
     asked = understood(locals(), parsed_lengths(lengths), "" if harness else "perplexity")
-    from .measuring import run_eval
+    from .run_evaluation import run_eval
 
     run_eval(asked)
 
@@ -169,6 +169,6 @@ def compare_command(
     refuse_unknown_schemes(schemes)
     reached = parsed_lengths(lengths) if lengths else []
     asked = understood(locals(), reached, "perplexity", parsed_length(target_length))
-    from .measuring import run_compare
+    from .run_evaluation import run_compare
 
     run_compare(asked)

@@ -20,7 +20,7 @@ from ..search.evolution import Round
 from ..search.page import page, told_task
 from ..search.recommend import recommend
 from ..search.search import Found, search
-from .measuring import loaded, said_device
+from .run_evaluation import loaded, said_device
 
 
 def run_search(
