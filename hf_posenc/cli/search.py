@@ -62,7 +62,7 @@ def search(
     if (out / "config.json").exists() and not overwrite:
         raise PosencError(f"{out} holds a checkpoint already. Name another folder, or say --overwrite.")
     texts = read_texts(text)
-    from .searching import run_search
+    from .run_search import run_search
 
     sizes = {
         "population": population, "parents": parents, "rounds": rounds, "samples": samples, "held_out": held_out
@@ -90,6 +90,6 @@ def recommend(
     """
     target = parsed_length(target_length)
     texts = read_texts(text) if text else {}
-    from .searching import run_recommend
+    from .run_search import run_recommend
 
     run_recommend(model, target, texts, serve, not no_train, out, dtype, device)
