@@ -6,7 +6,7 @@ from cells import tiny
 from torch.utils.data import Dataset
 
 from hf_posenc import patch_model
-from hf_posenc.training.dry import ERROR
+from hf_posenc.training.dry_run import ERROR
 from hf_posenc.training.estimate import step_of
 from hf_posenc.training.loss import LossHead
 from hf_posenc.training.settings import Settings

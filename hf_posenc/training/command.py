@@ -43,7 +43,7 @@ def _run(name: str, words: Sequence[str]) -> None:
     settings = read_settings(name, [word for word in words if word not in FLAGS and word != name])
     from transformers.utils import logging
 
-    from .dry import dry_run
+    from .dry_run import dry_run
     from .recipe import train
 
     logging.set_verbosity_error()
