@@ -26,7 +26,7 @@ from ..patching.checks import check_model
 from ..patching.describe import describe
 from ..patching.patch import patch_model, unpatch_model
 from .card import passkeys, versions
-from .measured import held_out_documents, measured
+from .measurements import held_out_documents, measured
 from .reading import read_settings
 from .recipe import train
 from .settings import MeasureSettings
