@@ -23,7 +23,7 @@ from hf_posenc.models import NAMES
 from hf_posenc.training.command import main
 from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import train
-from hf_posenc.training.shipped import launchers, recipes
+from hf_posenc.training.recipe_files import launchers, recipes
 
 ROOT = Path(__file__).parent.parent
 MODULE = ["-m", "hf_posenc.training"]

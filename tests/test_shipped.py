@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hf_posenc import PosencError
 from hf_posenc.cli.main import app
 from hf_posenc.training.reading import read_settings
-from hf_posenc.training.shipped import about, launchers, recipe_path, recipes, shipped_path
+from hf_posenc.training.recipe_files import about, launchers, recipe_path, recipes, shipped_path
 
 ROOT = Path(__file__).parent.parent
 SMALL = [

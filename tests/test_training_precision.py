@@ -14,7 +14,7 @@ from hf_posenc.training import tuning
 from hf_posenc.training.masters import keep_masters, rounded_dtypes
 from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train, trainer_of
-from hf_posenc.training.shipped import recipes
+from hf_posenc.training.recipe_files import recipes
 
 STEPS = 4
 SHORT = [

@@ -24,7 +24,7 @@ def show_recipes(
     from rich.console import Console
     from rich.table import Table
 
-    from ..training.shipped import about, launchers, recipes, shipped_path
+    from ..training.recipe_files import about, launchers, recipes, shipped_path
 
     if name is not None:
         print(shipped_path(name))

@@ -22,9 +22,9 @@ from ..patching.records import Record
 from ..patching.sizes import own_length
 from .loss import LossHead, refuse_other_loss
 from .memory import plain_mlps
+from .recipe_files import launching_with
 from .rows import together
 from .settings import Settings
-from .shipped import launching_with
 from .tuning import lora_targets, whole_modules
 
 GB = 1e9

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import PosencError
-from .shipped import recipe_path
+from .recipe_files import recipe_path
 
 USAGE = """Fine-tune a model with other positions, to read longer texts.
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import PosencError, suggestion
+from .recipe_files import recipe_path
 from .settings import Settings
 from .settings.values import models_of
-from .shipped import recipe_path
 
 
 def completed(stored: Any) -> Any:

@@ -21,8 +21,8 @@ from ..patching.patch import set_rendering
 from ..runtime.calls import Call
 from ..runtime.positions import PREFIX
 from .loss import shifted
+from .recipe_files import launching_with
 from .settings import Settings
-from .shipped import launching_with
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """What configs call the share of attention that is dropped in training."""
