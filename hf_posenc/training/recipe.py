@@ -26,6 +26,7 @@ from ..evaluation.measures.rows import Row as Figure
 from ..families import places
 from ..patching.patch import unpatch_model
 from ..patching.sizes import own_length
+from .callbacks import Generations, StopInTime
 from .card import command, versions
 from .checks import (
     refuse_absent_packages,
@@ -59,7 +60,6 @@ from .sharding import (
 from .sources import corpora
 from .trainer import ContextTrainer, arguments, rows_a_step
 from .tuning import counted, trained_count, tuned
-from .watching import Generations, StopInTime
 
 CONTROL = "control"
 """The folder of the control, inside that of its run."""

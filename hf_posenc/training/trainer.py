@@ -21,6 +21,7 @@ from ..compat.trainers import WatchedTrainer
 from ..errors import PosencError
 from ..patching.fingerprint import fingerprint
 from ..patching.sidecar import ADAPTER, seal_adapter
+from .callbacks import Meter
 from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest
@@ -30,7 +31,6 @@ from .resuming import Clock
 from .rows import IGNORED, together
 from .settings import Settings
 from .sharding import refuse_lost_rows, refuse_sharded_text, share_text, sharing, whole_text
-from .watching import Meter
 
 SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 DAY = 86_400
