@@ -18,7 +18,7 @@ from hf_posenc.training import recipe
 from hf_posenc.training.card import typed
 from hf_posenc.training.checks import refuse_full_disk, refuse_merging
 from hf_posenc.training.command import main
-from hf_posenc.training.preparing import positions_record
+from hf_posenc.training.preparation import positions_record
 from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train
 

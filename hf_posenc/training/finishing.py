@@ -16,7 +16,7 @@ from ..evaluation.measures.rows import Row
 from ..evaluation.report import write
 from ..models import model_path
 from .card import card, merged_card, results
-from .preparing import AUTO, four_bits
+from .preparation import AUTO, four_bits
 from .resuming import console
 from .settings import Settings
 

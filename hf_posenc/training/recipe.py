@@ -44,7 +44,16 @@ from .checks import (
 )
 from .finishing import finish
 from .loss import LossHead
-from .preparing import held_out_rows, made, measurement, named, patch, positions_name, positions_record, training_rows
+from .preparation import (
+    held_out_rows,
+    made,
+    measurement,
+    named,
+    patch,
+    positions_name,
+    positions_record,
+    training_rows,
+)
 from .resuming import Clock, Past, console, where_to_begin
 from .settings import Settings
 from .sharding import (
