@@ -58,7 +58,7 @@ def measured(way: str, length: int, folder: Path, steps: int, count: bool) -> di
 
     from hf_posenc.training import recipe
     from hf_posenc.training.estimate import step_of
-    from hf_posenc.training.reading import read_settings
+    from hf_posenc.training.settings_file import read_settings
     from hf_posenc.training.tuning import tuned
 
     torch.set_num_threads(1)

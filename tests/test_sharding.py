@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from hf_posenc import PosencError, describe, load, patch_model
 from hf_posenc.models import NAMES
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import train
 from hf_posenc.training.recipe_files import launchers
 from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings
+from hf_posenc.training.settings_file import read_settings
 from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, refuse_zero3, share_text, whole_text
 from hf_posenc.training.trainer import arguments, rows_a_step
 

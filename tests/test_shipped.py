@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from hf_posenc import PosencError
 from hf_posenc.cli.main import app
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe_files import about, launchers, recipe_path, recipes, shipped_path
+from hf_posenc.training.settings_file import read_settings
 
 ROOT = Path(__file__).parent.parent
 SMALL = [

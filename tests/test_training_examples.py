@@ -14,9 +14,9 @@ from hf_posenc.models import model_path
 from hf_posenc.training.examples import Examples, Tokens, joined, of_chat, of_prompt, whole_examples
 from hf_posenc.training.mixing import Choice, Mixture, by_length
 from hf_posenc.training.preparation import held_out_rows, training_rows
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.rows import IGNORED, Stream, causal_inputs, together
 from hf_posenc.training.settings import DataSettings, LongDocuments
+from hf_posenc.training.settings_file import read_settings
 from hf_posenc.training.sources import corpora, corpus
 
 CHAT = [

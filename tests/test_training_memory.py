@@ -10,8 +10,8 @@ from hf_posenc import PosencError, patch_model
 from hf_posenc.compat.kernels import KernelMode
 from hf_posenc.training.checks import refuse_recomputing
 from hf_posenc.training.memory import recompute
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.settings import TrainSettings, TuneSettings
+from hf_posenc.training.settings_file import read_settings
 from hf_posenc.training.tuning import tuned
 
 LENGTH = 32

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from hf_posenc.models import NAMES
 from hf_posenc.training import tuning
 from hf_posenc.training.masters import keep_masters, rounded_dtypes
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train, trainer_of
 from hf_posenc.training.recipe_files import recipes
+from hf_posenc.training.settings_file import read_settings
 
 STEPS = 4
 SHORT = [

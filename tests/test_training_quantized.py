@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from hf_posenc import PosencError, load, patch_model
 from hf_posenc.models import NAMES, model_path
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train, trainer_of
+from hf_posenc.training.settings_file import read_settings
 from hf_posenc.training.sharding import refuse_sharded_bits
 
 SMALL = [

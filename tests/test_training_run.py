@@ -19,8 +19,8 @@ from hf_posenc.training.card import typed
 from hf_posenc.training.checks import refuse_full_disk, refuse_merging
 from hf_posenc.training.command import main
 from hf_posenc.training.preparation import positions_record
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import prepared, train
+from hf_posenc.training.settings_file import read_settings
 
 SMALL = [
     "--data.length=64", "--data.passkey=0.0", "--train.max_steps=4", "--train.warmup_steps=0", "--train.save_steps=2",

@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _run(name: str, words: Sequence[str]) -> None:
-    from .reading import read_settings
+    from .settings_file import read_settings
 
     settings = read_settings(name, [word for word in words if word not in FLAGS and word != name])
     from transformers.utils import logging

@@ -27,9 +27,9 @@ from ..patching.describe import describe
 from ..patching.patch import patch_model, unpatch_model
 from .card import passkeys, versions
 from .measurements import held_out_documents, measured
-from .reading import read_settings
 from .recipe import train
 from .settings import MeasureSettings
+from .settings_file import read_settings
 from .stdlib import stdlib_texts
 
 LENGTHS = (256, 512, 1024)

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from ..errors import PosencError
 from .manifest import newest_whole, refuse_other_settings
-from .reading import completed
 from .settings import Settings
+from .settings_file import completed
 
 FILE = "run.json"
 console = Console(stderr=True)
