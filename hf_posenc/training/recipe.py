@@ -42,8 +42,8 @@ from .checks import (
     refuse_small_batches,
     refuse_targets,
 )
-from .finishing import finish
 from .loss import LossHead
+from .outputs import finish
 from .preparation import (
     held_out_rows,
     made,
