@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from ..evaluation.measures.texts import Document, bos_of
-from .resuming import console
+from .resume import console
 
 WRITTEN = 48
 """Tokens that a text is continued by."""

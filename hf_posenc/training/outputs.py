@@ -17,7 +17,7 @@ from ..evaluation.report import write
 from ..models import model_path
 from .card import card, merged_card, results
 from .preparation import AUTO, four_bits
-from .resuming import console
+from .resume import console
 from .settings import Settings
 
 

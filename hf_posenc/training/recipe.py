@@ -54,7 +54,7 @@ from .preparation import (
     positions_record,
     training_rows,
 )
-from .resuming import Clock, Past, console, where_to_begin
+from .resume import Clock, Past, console, where_to_begin
 from .settings import Settings
 from .sharding import (
     launched_parallel,

@@ -27,7 +27,7 @@ from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest
 from .masters import rounded_dtypes, rounded_state
 from .memory import recompute
-from .resuming import Clock
+from .resume import Clock
 from .rows import IGNORED, together
 from .settings import Settings
 from .sharding import refuse_lost_rows, refuse_sharded_text, share_text, sharing, whole_text
