@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from hf_posenc import PosencError
 from hf_posenc.models import model_path
 from hf_posenc.training.examples import Examples, Tokens, joined, of_chat, of_prompt, whole_examples
-from hf_posenc.training.mixing import Choice, Mixture, by_length
+from hf_posenc.training.mixture import Choice, Mixture, by_length
 from hf_posenc.training.preparation import held_out_rows, training_rows
 from hf_posenc.training.rows import IGNORED, Stream, causal_inputs, together
 from hf_posenc.training.settings import DataSettings, LongDocuments

@@ -33,7 +33,7 @@ from ..patching.records import Record
 from .contrastive import Pairs
 from .examples import READ, Examples, fitting, refuse_long, whole_examples
 from .measurements import frame, held_out_documents, lengths_upto, measured
-from .mixing import Choice, Mixture, by_length, mixed_in_order
+from .mixture import Choice, Mixture, by_length, mixed_in_order
 from .retrieval import passkey_row
 from .rows import (
     Cuts,
