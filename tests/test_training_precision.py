@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hf_posenc.models import NAMES
 from hf_posenc.training import tuning
-from hf_posenc.training.masters import keep_masters, rounded_dtypes
+from hf_posenc.training.master_weights import keep_masters, rounded_dtypes
 from hf_posenc.training.recipe import prepared, train, trainer_of
 from hf_posenc.training.recipe_files import recipes
 from hf_posenc.training.settings_file import read_settings

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from ..compat.adapters import active_copy
 from ..errors import PosencError
-from .masters import master
+from .master_weights import master
 from .rows import IGNORED
 
 LOGITS = 2**24

@@ -25,7 +25,7 @@ from .callbacks import Meter
 from .contrastive import contrastive_loss
 from .loss import LossHead, Wanted, shifted
 from .manifest import write_manifest
-from .masters import rounded_dtypes, rounded_state
+from .master_weights import rounded_dtypes, rounded_state
 from .memory import recompute
 from .resume import Clock
 from .rows import IGNORED, together

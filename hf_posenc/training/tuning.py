@@ -14,7 +14,7 @@ from ..core.tables import LearnedTable
 from ..errors import PosencError
 from ..families import Places, places
 from ..patching.growth import new_rows
-from .masters import keep_masters, master
+from .master_weights import keep_masters, master
 from .settings import TuneSettings
 
 TASKS = {"causal": "CAUSAL_LM"}
