@@ -20,10 +20,10 @@ from ..evaluation.measures.texts import Document, bos_of, refuse_strange_tokens
 from ..evaluation.runs.results import Results, fingerprint
 from ..schemes import SCHEMES, Scheme
 from .budget import Budget
+from .candidates import LiveRope, geometry_of, scheme_in
 from .evolution import Round, evolved, mean
 from .samples import FITNESSES, UNSEEN, Sample, needle_samples, sample_losses, split, text_samples
 from .spaces import FactorSpace, Genes, Space, option_space
-from .trying import LiveRope, geometry_of, scheme_in
 
 FACTORS = "longrope"
 """The scheme that takes a factor for each pair."""
