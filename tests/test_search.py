@@ -344,7 +344,7 @@ def test_two_processes_find_what_one_does(tmp_path, documents, model, tokenizer)
     code = (
         "import json, sys, torch; torch.set_num_threads(1)\n"
         "from hf_posenc import load; from hf_posenc.search import search, Budget\n"
-        "from hf_posenc.evaluation.measures.sharing import launched\n"
+        "from hf_posenc.evaluation.measures.processes import launched\n"
         "from hf_posenc.checkpoints.tokenizers import tokenizer_of; from hf_posenc.evaluation import tokenized\n"
         "words = tokenizer_of('tiny'); docs = tokenized({'random.py': open(sys.argv[1]).read()}, words)\n"
         f"found = search(load('tiny', dtype=torch.float32), words, docs, target_length={TARGET}, out=sys.argv[2],\n"

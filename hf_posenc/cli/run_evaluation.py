@@ -16,8 +16,8 @@ from ..errors import PosencError
 from ..evaluation.measures.haystacks import Haystacks
 from ..evaluation.measures.needles import Retrieval
 from ..evaluation.measures.perplexity import PROTOCOLS, Reading
+from ..evaluation.measures.processes import Shared, launched
 from ..evaluation.measures.rows import Row
-from ..evaluation.measures.sharing import Shared, launched
 from ..evaluation.measures.texts import Document, tokenized
 from ..evaluation.runs.compare import compare, doublings
 from ..evaluation.runs.entries import parsed_schemes

@@ -11,7 +11,7 @@ from ..checkpoints.on_disk import config_of, model_of_config
 from ..checkpoints.save_load import save
 from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
-from ..evaluation.measures.sharing import launched
+from ..evaluation.measures.processes import launched
 from ..evaluation.measures.texts import tokenized
 from ..patching.patch import patch_model
 from ..schemes.base import scheme_from

@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import PosencError, UntrainedWarning, suggestion
 from ..evaluation.measures.estimates import mean_and_error, separated
 from ..evaluation.measures.losses import refuse_not_causal, vocabulary_of
+from ..evaluation.measures.processes import Shared, launched
 from ..evaluation.measures.rows import Row
-from ..evaluation.measures.sharing import Shared, launched
 from ..evaluation.measures.texts import Document, bos_of, refuse_strange_tokens
 from ..evaluation.runs.results import Results, fingerprint
 from ..schemes import SCHEMES, Scheme

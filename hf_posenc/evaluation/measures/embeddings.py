@@ -18,9 +18,9 @@ from .estimates import mean_and_error
 from .haystacks import Haystacks, haystacks
 from .needles import fitted
 from .perplexity import Progress, chunks, rows_together
+from .processes import ALONE, Shared
 from .retrieval import accuracy
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document
 
 MEAN = "the mean of the last states"

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...errors import PosencError, suggestion
 from .estimates import mean_and_error
 from .losses import CHUNK, token_losses
+from .processes import ALONE, Shared
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document, Window, refuse_short, spread_windows, window_ids
 
 Progress = Callable[[int], object]

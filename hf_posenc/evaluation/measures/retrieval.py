@@ -17,8 +17,8 @@ from ...patching.live import bare
 from .losses import Pass, cacheable, forgets, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together
+from .processes import ALONE, Shared
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document
 
 

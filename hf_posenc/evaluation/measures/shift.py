@@ -20,8 +20,8 @@ from ...patching.live import bare
 from .estimates import mean_and_error
 from .losses import Pass, cacheable, refuse_broken
 from .perplexity import Progress, Reading, chunks, rows_together
+from .processes import ALONE, Shared
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document, spread_windows
 
 BEFORE = 128

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...patching.lengths import trained_length
+from ..measures.processes import ALONE, Shared
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 from .decoders import compare_decoders
 from .encoders import compare_encoders

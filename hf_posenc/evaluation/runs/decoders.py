@@ -22,9 +22,9 @@ from ..measures.perplexity import (
     perplexity,
     rows_together,
 )
+from ..measures.processes import ALONE, Shared
 from ..measures.retrieval import retrieval
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.shift import BEFORE, cut_apart, shift
 from ..measures.texts import Document, bos_of, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized

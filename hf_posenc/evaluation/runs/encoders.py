@@ -18,8 +18,8 @@ from ..measures.embeddings import similarity_rows as moved
 from ..measures.haystacks import haystacks
 from ..measures.losses import vocabulary_of
 from ..measures.perplexity import Progress, rows_together
+from ..measures.processes import ALONE, Shared
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized
 from .entries import CHUNKED, Entry, parsed_schemes, patched

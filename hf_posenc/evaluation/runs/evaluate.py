@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..measures.processes import ALONE, Shared
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 from .decoders import decoder_identity, evaluate_decoder
 from .encoders import encoder_identity, evaluate_encoder

@@ -14,8 +14,8 @@ import torch
 from ...compat.models import ORIGIN
 from ...errors import PosencError
 from ...patching.live import bare
+from ..measures.processes import ALONE, Shared
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 
 FORMAT = 1

@@ -19,9 +19,9 @@ from ...errors import PosencError, suggestion
 from ...extras import installing, require
 from ...patching.lengths import refuse_beyond_reach
 from ...patching.live import bare
+from ..measures.processes import ALONE, Shared
 from ..measures.retrieval import accuracy
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import refuse_missing
 from ..runs.jobs import scheme_of
 from ..runs.results import Results
