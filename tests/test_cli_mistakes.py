@@ -355,13 +355,13 @@ def test_warnings_are_one_line(folder, tmp_path):
 
 def test_errors_of_the_system_name_their_file_and_what_to_do():
     error = PermissionError(1, "Operation not permitted", f"/{LONG}")
-    assert messages.told(error) == (
+    assert messages.error_message(error) == (
         f"/{LONG}: Operation not permitted. Check its owner and mode, or name another place."
     )
-    assert messages.told(OSError(28, "No space left on device", "/a", None, "/b")) == (
+    assert messages.error_message(OSError(28, "No space left on device", "/a", None, "/b")) == (
         "/a -> /b: No space left on device."
     )
-    assert messages.told(OSError("something else")) == "something else"
+    assert messages.error_message(OSError("something else")) == "something else"
 
 
 # Tables and names
@@ -439,11 +439,11 @@ def test_versions_are_told():
 
 
 def test_rows_are_pooled_over_depths():
-    from hf_posenc.cli.results import over_depths
+    from hf_posenc.cli.results import pooled_accuracy
 
     common = {"task": "passkey", "protocol": "generation", "scheme": "a", "length": 8, "metric": "accuracy"}
     rows = [Row(**common, value=v, stderr=0.1, n=n, details={"depth": d}) for v, n, d in [(1.0, 6, 0), (0.5, 2, 1)]]
-    assert over_depths(rows) == "0.88 ±0.12 (8)"
+    assert pooled_accuracy(rows) == "0.88 ±0.12 (8)"
 
 
 def test_read_documents_takes_folders(folder, tmp_path):

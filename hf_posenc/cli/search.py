@@ -10,7 +10,7 @@ import typer
 from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..evaluation.measures.text_files import read_texts
-from .names import check, scheme_names
+from .names import check_name, scheme_names
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint: folder, hub name, or `tiny`.")]
 Target = Annotated[str, typer.Option(metavar="LENGTH", help="Tokens to reach: 32k.")]
@@ -54,8 +54,8 @@ def search(
     hf-posenc search tiny --target-length 1k --text book.txt --out long-tiny --scheme yarn
     accelerate launch -m hf_posenc search my-llama --target-length 32k --text books/ --out my-long-llama
     """
-    check("scheme", scheme, scheme_names())
-    check("fitness", fitness, FITNESSES)
+    check_name("scheme", scheme, scheme_names())
+    check_name("fitness", fitness, FITNESSES)
     target = parsed_length(target_length)
     if not text:
         raise PosencError("A search reads text, and none was given: name files, folders or patterns with --text.")
