@@ -16,7 +16,7 @@ from ..errors import PosencError
 from ..evaluation.measures.haystacks import Haystacks
 from ..evaluation.measures.needles import Retrieval
 from ..evaluation.measures.perplexity import PROTOCOLS, Reading
-from ..evaluation.measures.processes import Shared, launched
+from ..evaluation.measures.processes import Processes, launched_processes
 from ..evaluation.measures.rows import Row
 from ..evaluation.measures.texts import Document, tokenized
 from ..evaluation.runs.compare import compare, doublings
@@ -38,7 +38,7 @@ PROTOCOL_OPTIONS = ("scored", "stride")
 
 
 def run_eval(asked: Request) -> None:
-    options, shared = make_options(asked, asked.lengths), launched()
+    options, shared = make_options(asked, asked.lengths), launched_processes()
     device = choose_device(asked.device, asked.device_map, shared)
     live, words = load_model(asked.model, device, asked.dtype, asked.base), tokenizer_for(asked)
     refuse_unused_options(asked, options, is_patched(bare(live)) and bool(asked.texts))
@@ -62,7 +62,7 @@ def run_eval(asked: Request) -> None:
 
 def run_compare(asked: Request) -> None:
     entries = parsed_schemes(asked.schemes)
-    shared = launched()
+    shared = launched_processes()
     device = choose_device(asked.device, asked.device_map, shared)
     live, words = load_model(asked.model, device, asked.dtype, None), tokenizer_for(asked)
     options = make_options(asked, asked.lengths or doublings(trained_length(live), asked.target))
@@ -85,19 +85,19 @@ def report_facts(asked: Request, model: Any, rows: Sequence[Row]) -> dict[str, A
     return {**found, "target_length": asked.target or None, "verdict": verdict(rows)}
 
 
-def make_suite(model: Any, tokenizer: Any, asked: Request, shared: Shared) -> Callable[[Results], list[Row]]:
+def make_suite(model: Any, tokenizer: Any, asked: Request, shared: Processes) -> Callable[[Results], list[Row]]:
     """What runs a harness; raises now for what it would refuse later."""
     # Both libraries are extras, and slow to import.
-    from ..evaluation.suites.lemb import evaluate_lemb, is_lemb, planned_lemb
+    from ..evaluation.suites.lemb import evaluate_lemb, is_lemb, plan_lemb
 
     group, lengths, samples, size = asked.harness, asked.lengths, asked.samples, asked.batch_size
     if is_lemb(group):
         refuse_several_processes(group, shared)
-        planned_lemb(model, tokenizer, group, lengths)
+        plan_lemb(model, tokenizer, group, lengths)
         return lambda kept: evaluate_lemb(model, tokenizer, group, lengths, batch_size=size, results=kept)
-    from ..evaluation.suites.harness import evaluate_harness, planned
+    from ..evaluation.suites.harness import evaluate_harness, plan_harness
 
-    planned(model, tokenizer, group, lengths, samples)
+    plan_harness(model, tokenizer, group, lengths, samples)
     return lambda kept: evaluate_harness(
         model, tokenizer, group, lengths, samples=samples, batch_size=size or 1, results=kept, shared=shared
     )
@@ -140,11 +140,11 @@ def refuse_unused_options(asked: Request, options: Options | None, taxed: bool) 
         raise PosencError("--reference is for the short-context tax, and no task of ours is asked for. Leave it out.")
 
 
-def hides_progress(shared: Shared) -> bool:
+def hides_progress(shared: Processes) -> bool:
     return not shared.first or not sys.stderr.isatty()
 
 
-def refuse_several_processes(group: str, shared: Shared) -> None:
+def refuse_several_processes(group: str, shared: Processes) -> None:
     """Raise for what several processes do not share."""
     if shared.count > 1:
         raise PosencError(
@@ -153,9 +153,9 @@ def refuse_several_processes(group: str, shared: Shared) -> None:
         )
 
 
-def choose_device(device: str | None, device_map: str | None = None, shared: Shared | None = None) -> str:
+def choose_device(device: str | None, device_map: str | None = None, shared: Processes | None = None) -> str:
     """Where the model goes: where it was told to, else the fastest device there is; says so."""
-    shared = shared or launched()
+    shared = shared or launched_processes()
     if device_map is not None and shared.count > 1:
         raise PosencError(
             "--device-map shares one model out among all devices, and each process would do so: start one process."
@@ -168,7 +168,7 @@ def choose_device(device: str | None, device_map: str | None = None, shared: Sha
     return found
 
 
-def fastest_device(shared: Shared) -> str:
+def fastest_device(shared: Processes) -> str:
     """A GPU or the like where there is one, each process its own; else the CPU."""
     if not torch.accelerator.is_available():
         return "cpu"

@@ -11,7 +11,7 @@ from ..checkpoints.on_disk import config_of, model_of_config
 from ..checkpoints.save_load import save
 from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
-from ..evaluation.measures.processes import launched
+from ..evaluation.measures.processes import launched_processes
 from ..evaluation.measures.texts import tokenized
 from ..patching.patch import patch_model
 from ..schemes.base import scheme_from
@@ -45,7 +45,7 @@ def run_search(
         live, tokenizer, tokenized(texts, tokenizer), target_length=target, scheme=start, fitness=fitness,
         short_weight=short_weight, budget=budget, seed=seed, out=out / "search.jsonl", tell=progress_printer(budget),
     )  # fmt: skip
-    if not launched().first:
+    if not launched_processes().first:
         return
     patch_model(live, found.scheme, existing="extend")
     save(live, out)

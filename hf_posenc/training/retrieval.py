@@ -20,7 +20,7 @@ from ..evaluation.measures.needles import (
     PASSKEY_QUESTION,
     WORDS,
     filler,
-    fitted,
+    fit_text,
     haystack,
 )
 from ..evaluation.measures.retrieval import continuation
@@ -52,7 +52,7 @@ def passkey_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence
             return hidden(needle, PASSKEY_QUESTION, words[:count], depth)
         return haystack([(depth, needle)], PASSKEY_QUESTION, count)
 
-    _, ids = fitted(prompt, tokenizer, length - len(answer), length)
+    _, ids = fit_text(prompt, tokenizer, length - len(answer), length)
     marks = [False] * len(ids) + [True] * len(answer)
     return filled(ids + answer, marks, tokenizer, length)
 

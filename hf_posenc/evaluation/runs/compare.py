@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...patching.lengths import trained_length
-from ..measures.processes import ALONE, Shared
+from ..measures.processes import ALONE, Processes
 from ..measures.rows import Row
 from ..measures.texts import Document
 from .decoders import compare_decoders
@@ -34,7 +34,7 @@ def compare(
     out: Any = None,
     force: bool = False,
     quiet: bool = True,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """The rows of the unpatched model and of every scheme, and their short-context taxes. The model ends as it came.
 
