@@ -21,7 +21,7 @@ SHOWN = 80
 """Characters of the text before them that are shown."""
 
 
-class Meter:
+class ThroughputMeter:
     """Tokens a second and the share of padding, since it was last read."""
 
     def __init__(self, processes: int):
