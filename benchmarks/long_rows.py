@@ -57,9 +57,9 @@ def measured(way: str, length: int, folder: Path, steps: int, count: bool) -> di
     from transformers import Trainer, TrainerCallback, default_data_collator
 
     from hf_posenc.training import recipe
-    from hf_posenc.training.estimate import step_of
-    from hf_posenc.training.reading import read_settings
-    from hf_posenc.training.tuning import tuned
+    from hf_posenc.training.estimate import estimate_step
+    from hf_posenc.training.settings_file import read_settings
+    from hf_posenc.training.tuning import choose_trainable
 
     torch.set_num_threads(1)
     base = megabytes("VmRSS")
@@ -69,18 +69,18 @@ def measured(way: str, length: int, folder: Path, steps: int, count: bool) -> di
         f"--train={{max_steps: {steps}, gradient_checkpointing: true, logging_steps: 1, use_cpu: true}}",
         f"--measure={{lengths: [{length}], windows: 1}}", f"--output={folder / 'out'}", "--data.passkey=0.0",
     ]  # fmt: skip
-    run = recipe.prepared(read_settings("tiny_yarn", [*words, *WAYS[way]]))
-    estimated = step_of(run.model, run.settings).peak / 2**20
+    run = recipe.prepare(read_settings("tiny_yarn", [*words, *WAYS[way]]))
+    estimated = estimate_step(run.model, run.settings).peak / 2**20
     trainer: Any
     if way == PLAIN:
         torch.manual_seed(run.settings.train.seed)
         run.args.gradient_checkpointing, run.args.gradient_checkpointing_kwargs = True, {"use_reentrant": False}
         trainer = Trainer(
-            model=tuned(run.model, run.settings.tune, "causal"), args=run.args, train_dataset=run.rows,
+            model=choose_trainable(run.model, run.settings.tune, "causal"), args=run.args, train_dataset=run.rows,
             data_collator=default_data_collator,
         )  # fmt: skip
     else:
-        trainer = recipe.trainer_of(run)
+        trainer = recipe.make_trainer(run)
     seconds: list[float] = []
     gradients: list[Any] = []
 

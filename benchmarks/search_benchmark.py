@@ -16,10 +16,10 @@ from hf_posenc import patch_model
 from hf_posenc.evaluation import Document
 from hf_posenc.schemes import SCHEMES
 from hf_posenc.search.budget import Budget
+from hf_posenc.search.candidates import LiveRope, geometry_of
 from hf_posenc.search.evolution import evolved
 from hf_posenc.search.samples import sample_losses, text_samples
 from hf_posenc.search.spaces import FactorSpace
-from hf_posenc.search.trying import LiveRope, geometry_of
 
 VOCAB, TRAINED, TARGET, CANDIDATES, WINDOWS = 49_152, 128, 512, 16, 16
 

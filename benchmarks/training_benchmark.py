@@ -13,7 +13,7 @@ import torch
 from report import Row, ratios
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hf_posenc.training.loss import LossHead, Wanted, shifted
+from hf_posenc.training.loss import LossHead, Wanted, shift_labels
 
 VOCAB, LENGTH = 49_152, 8192
 
@@ -24,7 +24,7 @@ def step(model: torch.nn.Module, head: LossHead | None, ids: torch.Tensor) -> fl
     if head is None:
         loss = model(ids, labels=ids, use_cache=False).loss
     else:
-        with head.expecting(Wanted(shifted(ids))):
+        with head.expecting(Wanted(shift_labels(ids))):
             loss = model(ids, use_cache=False).logits.sum() / (ids.shape[1] - 1)
     loss.backward()
     return loss.item()

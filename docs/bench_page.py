@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hf_posenc.training.length_bench.page import by_task, drawing, lead, rows
+from hf_posenc.training.length_bench.page import by_task, introduction, rows, task_curves
 from hf_posenc.training.length_bench.runs import read_results
 from hf_posenc.training.length_bench.tasks import TITLES
 
@@ -30,7 +30,7 @@ def bench_markdown(results: Path = RESULTS) -> str:
         lines += [" | ".join([f"`{name}`", *cells]) for name, *cells in others]
         parts += [
             f"### {TITLES[task].capitalize()}, {settings['layers']} layers, {settings['steps']} steps",
-            lead(group),
+            introduction(group),
             f"![{TITLES[task]}, by length](bench/{name_of(group)})",
         ]
         parts.append("\n".join(f"|{line}|" for line in lines))
@@ -39,7 +39,7 @@ def bench_markdown(results: Path = RESULTS) -> str:
 
 def pictures(results: Path = RESULTS) -> dict[str, str]:
     """The curve of each task by its file name."""
-    return {name_of(group): drawing(group) + "\n" for group in by_task(read_results(results))}
+    return {name_of(group): task_curves(group) + "\n" for group in by_task(read_results(results))}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from studies import compose_table, search_table, searches_table, temperature_tab
 from hf_posenc.engines.markdown import runtimes_markdown
 from hf_posenc.patching.grades import table_markdown
 from hf_posenc.search.rules import rules_markdown
-from hf_posenc.training.keys import keys_markdown
+from hf_posenc.training.recipe_keys import keys_markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

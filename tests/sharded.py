@@ -23,7 +23,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 
 from hf_posenc import PosencError
 from hf_posenc.training import recipe as finetune
-from hf_posenc.training.reading import read_settings
+from hf_posenc.training.settings_file import read_settings
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default

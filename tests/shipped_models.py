@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from hf_posenc.models import model_path
-from hf_posenc.training.shipped import recipes
+from hf_posenc.training.recipe_files import recipes
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=32, initializer_range=0.3)
 KINDS = {

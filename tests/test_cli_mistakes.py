@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from hf_posenc import PosencError, UntrainedWarning, load, patch_model, save
 from hf_posenc.checkpoints import hub
 from hf_posenc.checkpoints.files import find
-from hf_posenc.cli import answers
+from hf_posenc.cli import messages
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import Options, Row, evaluate, tokenized
 from hf_posenc.evaluation.measures.text_files import text_files
@@ -298,11 +298,11 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monke
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hf_posenc.cli.measuring.evaluate", interrupt)
+    monkeypatch.setattr("hf_posenc.cli.run_evaluation.evaluate", interrupt)
     out = tmp_path / LONG
     given = ("eval", folder / "plain", "--text", folder / "book.txt", "--lengths", 64)
     done = run(*given)
-    assert done.exit_code == answers.INTERRUPTED and "Nothing was kept: with --out FILE" in done.stderr
+    assert done.exit_code == messages.INTERRUPTED and "Nothing was kept: with --out FILE" in done.stderr
     out.write_text('{"format": 1}\n{"job": 1}\n{"job": 2}\n')
     done = run(*given, "--out", out)
     assert f"2 results are kept in {out}: the same command goes on from there." in done.stderr
@@ -344,20 +344,20 @@ def test_warnings_are_one_line(folder, tmp_path):
     with pytest.warns(UntrainedWarning, match="'yarn' gives this 'bert' model positions that its weights were not"):
         assert run("patch", folder / "encoder", tmp_path / "out", "--scheme", "yarn", "--factor", 2).exit_code == 0
     before = warnings.formatwarning
-    with answers.plain_errors():
+    with messages.plain_errors():
         line = warnings.formatwarning("Mind the gap.", UserWarning, f"/{LONG}/file.py", 3)
     assert line == "hf-posenc: warning: Mind the gap.\n" and warnings.formatwarning is before
 
 
 def test_errors_of_the_system_name_their_file_and_what_to_do():
     error = PermissionError(1, "Operation not permitted", f"/{LONG}")
-    assert answers.told(error) == (
+    assert messages.error_message(error) == (
         f"/{LONG}: Operation not permitted. Check its owner and mode, or name another place."
     )
-    assert answers.told(OSError(28, "No space left on device", "/a", None, "/b")) == (
+    assert messages.error_message(OSError(28, "No space left on device", "/a", None, "/b")) == (
         "/a -> /b: No space left on device."
     )
-    assert answers.told(OSError("something else")) == "something else"
+    assert messages.error_message(OSError("something else")) == "something else"
 
 
 # Tables and names
@@ -371,11 +371,11 @@ def test_versions_are_told():
 
 
 def test_rows_are_pooled_over_depths():
-    from hf_posenc.cli.results import over_depths
+    from hf_posenc.cli.results import pooled_accuracy
 
     common = {"task": "passkey", "protocol": "generation", "scheme": "a", "length": 8, "metric": "accuracy"}
     rows = [Row(**common, value=v, stderr=0.1, n=n, details={"depth": d}) for v, n, d in [(1.0, 6, 0), (0.5, 2, 1)]]
-    assert over_depths(rows) == "0.88 ±0.12 (8)"
+    assert pooled_accuracy(rows) == "0.88 ±0.12 (8)"
 
 
 def test_read_documents_takes_folders(folder, tmp_path):

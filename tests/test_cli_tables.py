@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hf_posenc.cli import known, tables
+from hf_posenc.cli import names, tables
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import TASKS
 from hf_posenc.evaluation.measures.perplexity import PROTOCOLS
@@ -39,28 +39,28 @@ def test_schemes_are_listed_by_their_whole_names_at_any_width(columns):
 
 
 def test_names_that_are_checked_without_their_code_are_those_of_the_code():
-    assert known.TASKS == TASKS and {*READING_TASKS} <= {*known.TASKS}
-    assert set(known.PROTOCOLS) == set(PROTOCOLS)
-    assert list(known.scheme_names()) == sorted(SCHEMES)
-    assert all(hasattr(torch, name) for name in known.DTYPES if name != "auto")
+    assert names.TASKS == TASKS and {*READING_TASKS} <= {*names.TASKS}
+    assert set(names.PROTOCOLS) == set(PROTOCOLS)
+    assert list(names.scheme_names()) == sorted(SCHEMES)
+    assert all(hasattr(torch, name) for name in names.DTYPES if name != "auto")
     from hf_posenc.evaluation.suites.harness import SUITES
     from hf_posenc.evaluation.suites.lemb import SUITE
     from hf_posenc.patching.patch import EXISTING
 
-    assert set(known.HARNESSES) == {*SUITES, "ruler_offline", SUITE}
-    assert known.EXISTING == EXISTING
+    assert set(names.HARNESSES) == {*SUITES, "ruler_offline", SUITE}
+    assert names.EXISTING == EXISTING
 
 
 def test_schemes_of_other_packages_are_known(monkeypatch):
     class Point:
         name = "bell"
 
-    monkeypatch.setattr(known, "entry_points", lambda group: [Point] if group == "hf_posenc.schemes" else [])
-    known.scheme_names.cache_clear()
+    monkeypatch.setattr(names, "entry_points", lambda group: [Point] if group == "hf_posenc.schemes" else [])
+    names.scheme_names.cache_clear()
     try:
-        assert "bell" in known.scheme_names()
+        assert "bell" in names.scheme_names()
     finally:
-        known.scheme_names.cache_clear()
+        names.scheme_names.cache_clear()
 
 
 @pytest.mark.parametrize(

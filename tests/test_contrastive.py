@@ -9,7 +9,7 @@ from transformers import AutoModel
 
 from hf_posenc import patch_model
 from hf_posenc.training.contrastive import TEMPERATURE, Pairs, contrastive_loss, mean_states
-from hf_posenc.training.rows import Row, skipping
+from hf_posenc.training.rows import Row, skip_positions
 
 TEXT = list(range(100, 400))
 
@@ -33,7 +33,7 @@ def test_a_query_is_a_stretch_of_its_text(kept):
 
 
 def test_positions_may_leap():
-    row = skipping(Row(TEXT, [300]), random.Random(0), target=1000, chunks=2)
+    row = skip_positions(Row(TEXT, [300]), random.Random(0), target=1000, chunks=2)
     made = Pairs([1], [2], query=32).inputs(row, random.Random(0))
     positions = made["position_ids"].tolist()
     assert len(positions) == len(made["input_ids"]) and positions[0] == 0

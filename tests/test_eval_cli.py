@@ -18,7 +18,7 @@ from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, load, patch_model, save
-from hf_posenc.cli import measuring as commands
+from hf_posenc.cli import run_evaluation as commands
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import Options, evaluate, read_documents
 from hf_posenc.evaluation.runs import decoders
@@ -302,13 +302,13 @@ def test_a_harness_goes_on_too(asked, monkeypatch, tmp_path):
     pytest.importorskip("lm_eval")
     from hf_posenc.evaluation.suites import harness
 
-    sizes, measured = [], harness.measured
+    sizes, measured = [], harness.run_task
 
     def counted(lm, *args):
         sizes.append(lm.batch_size)
         return measured(lm, *args)
 
-    monkeypatch.setattr(harness, "measured", counted)
+    monkeypatch.setattr(harness, "run_task", counted)
     more = ("--lengths", 2048, "--tasks", ",", "--harness", "niah_single_1", "--samples", 2)
     more += ("--batch-size", 2, "--out", tmp_path / "a.jsonl")
     first, second = asked("eval", "plain", *more), asked("eval", "plain", *more)

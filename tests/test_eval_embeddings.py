@@ -17,7 +17,7 @@ from hf_posenc.evaluation import Document, Options, compare, evaluate, tokenized
 from hf_posenc.evaluation.measures.embeddings import (
     Chunked,
     Pooled,
-    embedded,
+    embed,
     embedding_retrieval,
     others,
     own_ranks,
@@ -135,7 +135,7 @@ def test_neither_padding_nor_batches_matter(scheme, options, tokenizer):
     alone = torch.cat([made.queries([text]) for text in texts])
     sizes = [len(text) for text in texts]
     for together in (1, 2, 4):
-        found = embedded(made.documents, texts, sizes, together, "cpu")
+        found = embed(made.documents, texts, sizes, together, "cpu")
         torch.testing.assert_close(found, alone, atol=2e-6, rtol=1e-5)
     assert (alone @ alone.T)[0, 3] < 0.999
 
@@ -160,7 +160,7 @@ def test_an_encoder_with_a_decoder_is_refused(tokenizer):
 
 def test_broken_vectors_are_refused():
     with pytest.raises(PosencError, match="1 of 2 embeddings"):
-        embedded(lambda texts: torch.tensor([[0.0], [math.nan]]), ["a", "b"], [1, 1], 2, "cpu")
+        embed(lambda texts: torch.tensor([[0.0], [math.nan]]), ["a", "b"], [1, 1], 2, "cpu")
 
 
 # ---------------------------------------------------------------- pieces

@@ -9,7 +9,7 @@ from evaluated import bigram, bytes_tokenizer, document
 
 from hf_posenc import PosencError, patch_model
 from hf_posenc.evaluation import Document, Reading, loss_by_position, parsed_length, parsed_lengths, perplexity
-from hf_posenc.evaluation.measures.estimates import mean_and_error, separated, t_quantile
+from hf_posenc.evaluation.measures.estimates import differ, mean_and_error, t_quantile
 from hf_posenc.evaluation.measures.texts import bos_of, spread_windows
 
 # After 0: 0 and 1 with a half each. After 1: 0 with a quarter, 1 with three quarters. Losses are logs of these.
@@ -200,7 +200,7 @@ def test_errors_of_means():
 def test_only_what_errors_carry_is_separated():
     noise = torch.randn(60, generator=torch.Generator().manual_seed(0)).tolist()
     shifted = [x + 0.1 + 0.05 * y for x, y in zip(noise, reversed(noise), strict=True)]
-    assert separated(noise, shifted)  # far apart, as pairs
-    assert not separated(noise, list(reversed(noise)))
-    assert not separated(noise, noise)
-    assert not separated([1.0], [2.0])
+    assert differ(noise, shifted)  # far apart, as pairs
+    assert not differ(noise, list(reversed(noise)))
+    assert not differ(noise, noise)
+    assert not differ([1.0], [2.0])

@@ -11,7 +11,7 @@ from evaluated import STORY, bytes_tokenizer, reader
 from hf_posenc import PosencError, patch_model
 from hf_posenc.evaluation import Retrieval, retrieval, tokenized
 from hf_posenc.evaluation.measures.needles import MAKERS, trials
-from hf_posenc.evaluation.measures.retrieval import Prompted, accuracy, continuation, hit, ranked
+from hf_posenc.evaluation.measures.retrieval import Prompted, accuracy, continuation, share_ranked_first, share_written
 
 FEW = Retrieval(trials=2, depths=(0.0, 0.5, 1.0), distractors=3, needles=2)
 
@@ -136,18 +136,20 @@ def test_models_without_an_exact_cache_are_read_anew():
 
 
 def test_only_the_first_integer_counts():
-    assert hit([" 123"], " 123. Remember 999") == 1
-    assert hit([" 123"], " 1234") == hit([" 123"], " 12 123") == hit([" 123"], "none") == 0
-    assert hit([" 12", " 34"], " 34 and 56 and 12") == 0.5
-    assert hit([" It was late"], ' "It was late in') == 1
-    assert hit([" It was late"], " So it was late") == 0
+    assert share_written([" 123"], " 123. Remember 999") == 1
+    assert (
+        share_written([" 123"], " 1234") == share_written([" 123"], " 12 123") == share_written([" 123"], "none") == 0
+    )
+    assert share_written([" 12", " 34"], " 34 and 56 and 12") == 0.5
+    assert share_written([" It was late"], ' "It was late in') == 1
+    assert share_written([" It was late"], " So it was late") == 0
 
 
 def test_answers_must_beat_all_distractors():
-    assert ranked([1.0], [2.0, 3.0]) == 1
-    assert ranked([2.0], [2.0, 3.0]) == 0  # a draw is lost
-    assert ranked([1.0, 5.0], [2.0, 6.0]) == 0.5
-    assert ranked([1.0, 2.0], [3.0]) == 1
+    assert share_ranked_first([1.0], [2.0, 3.0]) == 1
+    assert share_ranked_first([2.0], [2.0, 3.0]) == 0  # a draw is lost
+    assert share_ranked_first([1.0, 5.0], [2.0, 6.0]) == 0.5
+    assert share_ranked_first([1.0, 2.0], [3.0]) == 1
 
 
 def test_the_error_of_a_perfect_score_is_not_nothing():

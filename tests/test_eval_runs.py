@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from hf_posenc import PosencError, describe, is_patched, load, patch_model, save
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import Options, Reading, Retrieval, Row, compare, evaluate, parsed_schemes, standings
-from hf_posenc.evaluation.runs.budget import available, estimate
+from hf_posenc.evaluation.runs.budget import available_memory, estimate
 from hf_posenc.evaluation.runs.results import model_digest
 
 ROOT = Path(__file__).parent.parent
@@ -192,7 +192,7 @@ def test_lengths_beyond_memory_are_refused_with_the_estimate(tokenizer):
         evaluate(reader(), tokenizer, text, options=options)
     few = Options(lengths=(64,), reading=reading)
     assert evaluate(reader(), tokenizer, text, options=few, force=True)
-    assert available(torch.device("cpu")) > 2**20
+    assert available_memory(torch.device("cpu")) > 2**20
 
 
 def test_the_estimate_grows_with_what_it_counts():

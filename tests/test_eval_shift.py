@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_posenc import PosencError, load, patch_model
 from hf_posenc.evaluation import Options, Reading, evaluate, shift, standings, tokenized
-from hf_posenc.evaluation.measures.shift import cut_apart, shifted
+from hf_posenc.evaluation.measures.shift import cut_apart, shift_losses
 from hf_posenc.models import model_path
 
 FEW = Reading(windows=4, scored=15)
@@ -38,7 +38,7 @@ def hidden(model, before, passages, end):
 def test_a_gap_is_text_that_is_not_seen(kind):
     model, before, passages = tiny(kind), tokens(2, 6), tokens(2, 8)
     for end in (14, 20, LENGTH):
-        torch.testing.assert_close(shifted(model, before, passages, end), hidden(model, before, passages, end))
+        torch.testing.assert_close(shift_losses(model, before, passages, end), hidden(model, before, passages, end))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

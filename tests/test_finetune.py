@@ -21,9 +21,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from hf_posenc import describe, load
 from hf_posenc.models import NAMES
 from hf_posenc.training.command import main
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import train
-from hf_posenc.training.shipped import launchers, recipes
+from hf_posenc.training.recipe_files import launchers, recipes
+from hf_posenc.training.settings_file import read_settings
 
 ROOT = Path(__file__).parent.parent
 MODULE = ["-m", "hf_posenc.training"]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_posenc import PosencError, UnsupportedCell, load, patch_model, save
 from hf_posenc.engines.kinds import KINDS
-from hf_posenc.serving import exports, outside
+from hf_posenc.serving import exports, external_runtimes
 from hf_posenc.serving.folders import WAYS, export_folder
 from hf_posenc.serving.gguf.fix import fix_gguf
 from hf_posenc.serving.gguf.write import write_gguf
@@ -30,9 +30,9 @@ HOW = {
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch):
     """No runtime is here, whatever the machine has."""
-    for runtime in outside.OUTSIDE.values():
+    for runtime in external_runtimes.OUTSIDE.values():
         monkeypatch.setenv(runtime.variable, "/nowhere/python")
-    monkeypatch.setattr(outside.Outside, "version", lambda self: None)
+    monkeypatch.setattr(external_runtimes.Outside, "version", lambda self: None)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -16,7 +16,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip instal
 pytest.importorskip("wonderwords", reason="RULER's words are an extra: pip install 'hf-posenc[eval]'")
 
 from hf_posenc.cli.main import app  # noqa: E402
-from hf_posenc.evaluation.measures.sharing import Shared  # noqa: E402
+from hf_posenc.evaluation.measures.processes import Processes  # noqa: E402
 from hf_posenc.evaluation.suites import harness  # noqa: E402
 from hf_posenc.evaluation.suites.harness import evaluate_harness, task_names  # noqa: E402
 from hf_posenc.evaluation.suites.harness_model import PatchedLM  # noqa: E402
@@ -78,7 +78,7 @@ def test_documents_do_not_depend_on_the_other_lengths_or_the_model(rows, tokeniz
 
 
 def test_processes_share_the_documents_and_find_what_one_does(yarn, tokenizer):
-    class Two(Shared):
+    class Two(Processes):
         """Two processes, one after the other."""
 
         count, parts = 2, []

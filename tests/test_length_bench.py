@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 from hf_posenc import PosencError
 from hf_posenc.cli.main import app
 from hf_posenc.training.length_bench import command
-from hf_posenc.training.length_bench.page import by_scheme, page, past
+from hf_posenc.training.length_bench.page import by_scheme, mean_past_training, page
 from hf_posenc.training.length_bench.runs import (
     SCHEME_NAMES,
     Job,
     Settings,
     exact_match,
     held_out_examples,
-    model_of,
+    make_model,
+    random_positions,
     read_results,
     run,
-    spread,
 )
 from hf_posenc.training.length_bench.tasks import NUMBERS, TASKS, VOCABULARY, draw, is_held_out
 
@@ -67,7 +67,7 @@ def test_what_is_tested_was_never_trained_on(task):
 
 def test_exact_match_is_that_of_greedy_decoding():
     job = Job("copy", "none", 0, SMALL)
-    model = model_of(job, 20, len(VOCABULARY)).eval()
+    model = make_model(job, 20, len(VOCABULARY)).eval()
     examples = held_out_examples(job, 2)
     with torch.no_grad():  # a model that says what it was told to: the token that it reads, mostly
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
@@ -87,7 +87,7 @@ def test_every_scheme_trains_and_a_run_is_the_same_again():
         assert set(result["by_length"]) == {"3", "6"} and result["train_loss"] > 0
     again = run(Job("repeat_one", SCHEME_NAMES[-1], 1, SMALL))
     assert {**again, "cpu_seconds": 0} == {**result, "cpu_seconds": 0}
-    at = spread(10, 50, torch.Generator().manual_seed(0))
+    at = random_positions(10, 50, torch.Generator().manual_seed(0))
     assert (at.diff() > 0).all() and at.max() < 50
 
 
@@ -136,7 +136,7 @@ def test_the_page_is_made_of_the_kept_results_where_none_leads(monkeypatch):
     kept = [r for r in read_results(bench_page.RESULTS) if r["task"] == "repeat_one"]
     for layers in (2, 3):  # what holds at both sizes; the page says what does not
         group = [r for r in kept if r["settings"]["layers"] == layers]
-        found, far = past(group), by_scheme(group)
+        found, far = mean_past_training(group), by_scheme(group)
         compared = ("t5", "alibi", "rope", "sinusoidal")
         assert all(found[name].seeds == 3 for name in ("none", *compared))
         assert found["none"].mean > max(found[name].mean for name in compared)

@@ -23,12 +23,12 @@ from hf_posenc.core.ranges import Range
 from hf_posenc.evaluation import Document, tokenized
 from hf_posenc.schemes import SCHEMES
 from hf_posenc.search import Budget, recommend, search
+from hf_posenc.search.candidates import LiveRope, geometry_of
 from hf_posenc.search.evolution import evolved
 from hf_posenc.search.page import page
 from hf_posenc.search.rules import RULES, rules_markdown
 from hf_posenc.search.samples import FITNESSES, needle_samples, sample_losses, shares, split, text_samples
 from hf_posenc.search.spaces import FactorSpace, critical_pair, found_critical_pair, option_space, ramp
-from hf_posenc.search.trying import LiveRope, geometry_of
 
 SMALL = Budget(population=4, parents=2, rounds=2, samples=4, held_out=4)
 TARGET = 512
@@ -344,7 +344,7 @@ def test_two_processes_find_what_one_does(tmp_path, documents, model, tokenizer)
     code = (
         "import json, sys, torch; torch.set_num_threads(1)\n"
         "from hf_posenc import load; from hf_posenc.search import search, Budget\n"
-        "from hf_posenc.evaluation.measures.sharing import launched\n"
+        "from hf_posenc.evaluation.measures.processes import launched\n"
         "from hf_posenc.checkpoints.tokenizers import tokenizer_of; from hf_posenc.evaluation import tokenized\n"
         "words = tokenizer_of('tiny'); docs = tokenized({'random.py': open(sys.argv[1]).read()}, words)\n"
         f"found = search(load('tiny', dtype=torch.float32), words, docs, target_length={TARGET}, out=sys.argv[2],\n"

@@ -28,7 +28,7 @@ from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.evaluation import Options, evaluate, tokenized
 from hf_posenc.evaluation.measures.embeddings import Pooled, embedder_of
 from hf_posenc.evaluation.measures.haystacks import Haystacks
-from hf_posenc.evaluation.suites.lemb import evaluate_lemb, measured, planned_lemb, task_names
+from hf_posenc.evaluation.suites.lemb import evaluate_lemb, measured, plan_lemb, task_names
 from hf_posenc.patching.embedders import is_embedder
 
 st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed: an extra, 'embed'")
@@ -255,7 +255,7 @@ def test_longembed_offline_says_what_would_do(plain):
     with pytest.raises(PosencError, match=r"(?i)did you mean 'LEMBNeedleRetrieval'"):
         task_names("LEMBNeedlRetrieval")
     with pytest.raises(PosencError, match="no length 300"):
-        planned_lemb(model, model.tokenizer, "lemb", [300])
+        plan_lemb(model, model.tokenizer, "lemb", [300])
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         with pytest.raises(PosencError, match=r"cannot be reached .*embed_passkey"):
             evaluate_lemb(model, model.tokenizer, "LEMBPasskeyRetrieval", [256])

@@ -10,7 +10,7 @@ from test_gguf import model_of, vocabulary
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, UnsupportedCell, load, patch_model, save
-from hf_posenc.cli import known
+from hf_posenc.cli import names
 from hf_posenc.cli.main import app
 from hf_posenc.engines import table
 from hf_posenc.engines.table import Entry
@@ -112,7 +112,7 @@ def test_files_adapters_and_others(saved, tmp_path):
         serve_args(tmp_path, "vllm")
     with pytest.raises(PosencError, match=r"How 'vlm' is called is not known here\. Did you mean 'vllm'"):
         serve_args(saved / "yarn", "vlm")
-    assert set(known.SERVERS) == set(SERVERS)
+    assert set(names.SERVERS) == set(SERVERS)
 
 
 def test_paths_with_spaces_are_quoted(tmp_path):

@@ -8,11 +8,11 @@ import yaml
 
 from hf_posenc import SCHEMES, PosencError
 from hf_posenc.schemes.plans import is_plan
-from hf_posenc.training.keys import keys_markdown
-from hf_posenc.training.reading import read_settings
+from hf_posenc.training.recipe_files import recipes
+from hf_posenc.training.recipe_keys import keys_markdown
 from hf_posenc.training.settings import Settings
 from hf_posenc.training.settings.values import models_of
-from hf_posenc.training.shipped import recipes
+from hf_posenc.training.settings_file import read_settings
 
 RECIPES = list(recipes().values())
 NAMED = [

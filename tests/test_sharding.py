@@ -14,12 +14,18 @@ from safetensors.torch import load_file
 
 from hf_posenc import PosencError, describe, load, patch_model
 from hf_posenc.models import NAMES
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.recipe import train
+from hf_posenc.training.recipe_files import launchers
 from hf_posenc.training.rows import StreamedRows
 from hf_posenc.training.settings import Settings
-from hf_posenc.training.sharding import refuse_lost_rows, refuse_sharded_text, refuse_zero3, share_text, whole_text
-from hf_posenc.training.shipped import launchers
+from hf_posenc.training.settings_file import read_settings
+from hf_posenc.training.sharding import (
+    prepare_shared_text,
+    refuse_lost_rows,
+    refuse_sharded_text,
+    refuse_zero3,
+    unsplit_inputs,
+)
 from hf_posenc.training.trainer import arguments, rows_a_step
 
 ROOT = Path(__file__).parent.parent
@@ -147,7 +153,7 @@ def test_what_a_launch_would_get_wrong_is_refused(shared, name):
 def test_schemes_that_need_more_than_causal_attention_are_refused(scheme):
     model = patch_model(tiny("llama"), scheme, **options(scheme))
     with pytest.raises(PosencError, match=f"nothing else, and the scheme '{scheme}'"):
-        share_text(model)
+        prepare_shared_text(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -156,7 +162,7 @@ def test_schemes_that_need_no_more_are_let_through(kind, scheme):
     model = patch_model(tiny(kind, **({"attn_pdrop": 0.0} if kind == "gpt2" else {})), scheme, **options(scheme))
     ids = torch.randint(3, VOCAB, (1, 24))
     before = model(ids).logits
-    share_text(model)
+    prepare_shared_text(model)
     assert getattr(getattr(model.base_model, "posenc", None), "rendering", None) == (
         "shared_columns" if scheme == "alibi" else None
     )
@@ -172,21 +178,21 @@ def test_layers_that_count_tokens_are_refused():
 
     model.model.layers[1].self_attn.register_forward_pre_hook(untold, with_kwargs=True, prepend=True)
     with pytest.raises(PosencError, match="'llama' model are not told positions"):
-        share_text(model)
+        prepare_shared_text(model)
 
 
 def test_dropped_attention_is_refused():
     with pytest.raises(PosencError, match="Set attn_pdrop to 0"):
-        share_text(patch_model(tiny("gpt2", attn_pdrop=0.1), "rope"))
+        prepare_shared_text(patch_model(tiny("gpt2", attn_pdrop=0.1), "rope"))
 
 
 def test_other_kernels_are_refused():
     model = tiny("llama")
     model.set_attn_implementation("eager")
     with pytest.raises(PosencError, match="uses 'eager'"):
-        share_text(model)
+        prepare_shared_text(model)
     with pytest.raises(PosencError, match="uses 'hf_posenc_eager'"):
-        share_text(patch_model(model, "alibi"))
+        prepare_shared_text(patch_model(model, "alibi"))
 
 
 def settings(data: dict | None = None, model: dict | None = None, tune: dict | None = None) -> Settings:
@@ -253,13 +259,13 @@ def test_old_rows_that_would_be_trained_are_refused():
 def test_padding_and_borders_are_refused_in_every_batch():
     positions = torch.arange(8)[None]
     row = {"input_ids": positions, "labels": positions, "position_ids": positions}
-    found = whole_text({**row, "attention_mask": torch.ones(1, 8), "answers": positions})
+    found = unsplit_inputs({**row, "attention_mask": torch.ones(1, 8), "answers": positions})
     assert found["shift_labels"].tolist() == [[1, 2, 3, 4, 5, 6, 7, -100]] and bool(found["attention_mask"].all())
     assert set(found) == {"input_ids", "position_ids", "attention_mask", "shift_labels"}
     with pytest.raises(PosencError, match="padded or masked"):
-        whole_text({**row, "attention_mask": (positions > 2).long()})
+        unsplit_inputs({**row, "attention_mask": (positions > 2).long()})
     with pytest.raises(PosencError, match="several texts"):
-        whole_text({**row, "position_ids": positions % 5})
+        unsplit_inputs({**row, "position_ids": positions % 5})
 
 
 def test_processes_that_share_a_text_take_its_rows_once(monkeypatch):

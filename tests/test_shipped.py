@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from hf_posenc import PosencError
 from hf_posenc.cli.main import app
-from hf_posenc.training.reading import read_settings
-from hf_posenc.training.shipped import about, launchers, recipe_path, recipes, shipped_path
+from hf_posenc.training.recipe_files import description, file_path, launchers, recipe_path, recipes
+from hf_posenc.training.settings_file import read_settings
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -78,7 +78,7 @@ def test_names_and_files_are_told_apart(tmp_path, monkeypatch):
     with pytest.raises(PosencError, match=r"neither a file nor one of those .* Did you mean 'tiny_yarn'"):
         recipe_path("tiny_yern")
     with pytest.raises(PosencError, match="no recipe 'cpus'"):
-        shipped_path("cpus")
+        file_path("cpus")
     with pytest.raises(PosencError, match="neither a file"):
         recipe_path(tmp_path)
 
@@ -86,7 +86,7 @@ def test_names_and_files_are_told_apart(tmp_path, monkeypatch):
 def test_the_command_lists_them_and_tells_where_one_lies():
     listed = CliRunner().invoke(app, ["recipes"]).stdout
     assert all(name in listed for name in [*recipes(), *launchers()])
-    assert all(about(path) for path in recipes().values())
+    assert all(description(path) for path in recipes().values())
     told = CliRunner().invoke(app, ["recipes", "ddp"])
     assert Path(told.stdout.strip()) == launchers()["ddp"]
 

@@ -8,10 +8,10 @@ from torch.utils.data import Dataset
 from hf_posenc import PosencError, patch_model
 from hf_posenc.training.checks import refuse_other_launch
 from hf_posenc.training.loss import LossHead
-from hf_posenc.training.rows import Masking, Plan, Stream, TrainingRows, causal_inputs, together
+from hf_posenc.training.rows import Masking, Plan, Stream, TrainingRows, causal_inputs, collate
 from hf_posenc.training.settings import Settings
 from hf_posenc.training.trainer import ContextTrainer, arguments
-from hf_posenc.training.tuning import tuned
+from hf_posenc.training.tuning import choose_trainable
 
 # Dropout would draw other numbers for other batches.
 DROPOUT = {
@@ -53,7 +53,7 @@ def trained(output, kind: str = "llama", scheme: str | None = "yarn", **train):
     if scheme is not None:
         patch_model(model, scheme, **({"factor": 4.0} if scheme == "yarn" else {}))
     torch.manual_seed(0)
-    wrapped = tuned(model, asked.tune, asked.model.objective)
+    wrapped = choose_trainable(model, asked.tune, asked.model.objective)
     head = None if asked.train.full_logits else LossHead(model)
     trainer = ContextTrainer(
         settings=asked, head=head, other_rate=asked.tune.learning_rate, model=wrapped, args=arguments(asked),
@@ -101,7 +101,7 @@ def test_the_loss_falls_and_is_the_models_own(tmp_path):
     data = rows(asked)
     model = patch_model(tiny("llama"), "yarn", factor=4.0)
     with torch.no_grad():
-        own = model(**together([data[i] for i in range(4)]), use_cache=False).loss
+        own = model(**collate([data[i] for i in range(4)]), use_cache=False).loss
     assert losses[0] == pytest.approx(float(own), abs=1e-4)
     assert losses[-1] < losses[0]
 
@@ -110,7 +110,8 @@ def test_adapters_and_the_rest_learn_at_their_own_rates(tmp_path):
     asked = settings(tmp_path)
     model = tiny("llama")
     trainer = ContextTrainer(
-        settings=asked, head=None, other_rate=1e-4, model=tuned(model, asked.tune, "causal"), args=arguments(asked),
+        settings=asked, head=None, other_rate=1e-4, model=choose_trainable(model, asked.tune, "causal"),
+        args=arguments(asked),
         train_dataset=rows(asked),
     )  # fmt: skip
     optimizer = trainer.create_optimizer()

@@ -18,15 +18,15 @@ from hf_posenc.training.rows import (
     StreamedRows,
     TrainingRows,
     causal_inputs,
+    collate,
     in_order,
     in_short_pieces,
-    scattered,
-    skipping,
+    scatter_positions,
+    skip_positions,
     stages,
-    together,
 )
 from hf_posenc.training.settings import DataSettings
-from hf_posenc.training.sources import corpus, split
+from hf_posenc.training.sources import load_corpus, split
 
 DOCUMENTS = [list(range(100 * i, 100 * i + size)) for i, size in enumerate((5, 12, 3, 30, 7))]
 
@@ -60,7 +60,7 @@ def test_a_packed_row_is_its_documents_alone(kind, scheme):
     if scheme is not None:
         patch_model(model, scheme, **({"factor": 4.0} if scheme == "yarn" else {}))
     ids = tokens(1, 24)[0].tolist()
-    batch = together([causal_inputs(Row(ids, [9, 15]))])
+    batch = collate([causal_inputs(Row(ids, [9, 15]))])
     with torch.no_grad():
         packed = model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits[0]
         alone = torch.cat([model(torch.tensor([part])).logits[0] for part in (ids[:9], ids[9:])])
@@ -73,7 +73,7 @@ def test_a_packed_row_of_an_encoder_is_its_documents_alone():
     model = patch_model(tiny("bert"), "alibi")
     ids = tokens(1, 24)[0].tolist()
     masking = Masking(mask=96, special=frozenset(), vocabulary=96, share=0.2)
-    batch = together([masking.inputs(Row(ids, [9, 15]), random.Random(0))])
+    batch = collate([masking.inputs(Row(ids, [9, 15]), random.Random(0))])
     labels = batch.pop("labels")
     assert int((labels != IGNORED).sum()) == 5
     with torch.no_grad():
@@ -84,12 +84,12 @@ def test_a_packed_row_of_an_encoder_is_its_documents_alone():
 
 def test_leaps_are_no_borders():
     """transformers takes any leap of positions for a border, and would hide one chunk of PoSE from the other."""
-    row = skipping(Row(tokens(1, 16)[0].tolist(), [16]), random.Random(3), target=64, chunks=2)
+    row = skip_positions(Row(tokens(1, 16)[0].tolist(), [16]), random.Random(3), target=64, chunks=2)
     assert row.positions is not None and row.positions[0] == 0 and row.positions[-1] < 64
     leaps = [b - a for a, b in pairwise(row.positions)]
     assert sorted(leaps)[:-1] == [1] * 14 and max(leaps) > 1
     model = tiny("llama")
-    batch = together([causal_inputs(row)])
+    batch = collate([causal_inputs(row)])
     batch.pop("labels")
     other = {**batch, "input_ids": batch["input_ids"].clone()}
     other["input_ids"][0, 0] += 1
@@ -99,16 +99,16 @@ def test_leaps_are_no_borders():
 
 
 def test_randomized_positions_rise_and_reach_the_target():
-    rows = [scattered(Row(range(8), [3, 5]), random.Random(i), 40) for i in range(300)]
+    rows = [scatter_positions(Row(range(8), [3, 5]), random.Random(i), 40) for i in range(300)]
     for row in rows:
         assert row.pieces == [8] and sorted(set(row.positions)) == row.positions
     assert {p for row in rows for p in row.positions} == set(range(40))
 
 
 def test_leaps_reach_every_distance():
-    seen = [skipping(Row(range(8), [8]), random.Random(i), 40, 2).positions[-1] for i in range(400)]
+    seen = [skip_positions(Row(range(8), [8]), random.Random(i), 40, 2).positions[-1] for i in range(400)]
     assert min(seen) == 7 and max(seen) == 39 and len(set(seen)) == 33
-    three = skipping(Row(range(8), [8]), random.Random(0), 40, 3).positions
+    three = skip_positions(Row(range(8), [8]), random.Random(0), 40, 3).positions
     assert all(b > a for a, b in pairwise(three)) and len(three) == 8
 
 
@@ -164,7 +164,7 @@ def test_special_rows_come_as_often_as_asked():
     rows = TrainingRows(Stream(DOCUMENTS), made)
     count = sum("answers" in rows[i] for i in range(400))
     assert 70 < count < 130
-    batch = together([rows[i] for i in range(40)])
+    batch = collate([rows[i] for i in range(40)])
     assert batch["answers"].shape == (40, 8)
 
 
@@ -197,12 +197,12 @@ def test_text_comes_from_files(tmp_path):
 
     datasets.Dataset.from_dict({"text": ["from parquet " * 20]}).to_parquet(str(tmp_path / "c.parquet"))
     paths = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.parquet")]
-    found = corpus(DataSettings(path=paths, length=8))
+    found = load_corpus(DataSettings(path=paths, length=8))
     texts = list(found.documents())
     assert len(texts) == 5 and len(found.held_out) == 5  # few documents: the end of each is held out
     assert texts[0] + found.held_out[0] == "first " * 50
     assert 0.04 < len(found.held_out[0]) / 300 < 0.06
-    assert len(list(corpus(DataSettings(path=str(tmp_path / "*.txt"), length=8)).documents())) == 1
+    assert len(list(load_corpus(DataSettings(path=str(tmp_path / "*.txt"), length=8)).documents())) == 1
 
 
 def test_whole_documents_are_held_out_where_there_are_many():
@@ -217,7 +217,7 @@ def test_whole_documents_are_held_out_where_there_are_many():
 
 
 def test_stdlib_has_its_own_split():
-    found = corpus(DataSettings(length=8))
+    found = load_corpus(DataSettings(length=8))
     texts = set(found.documents())
     assert len(texts) > 200 and len(found.held_out) > 10 and not texts & set(found.held_out)
 
@@ -244,4 +244,4 @@ def test_what_cannot_be_read_is_said(tmp_path, monkeypatch, asked, said):
     (tmp_path / "empty.txt").write_text(" ")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PosencError, match=said):
-        corpus(DataSettings(**asked, length=8))
+        load_corpus(DataSettings(**asked, length=8))

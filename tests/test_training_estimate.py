@@ -6,12 +6,12 @@ from cells import tiny
 from torch.utils.data import Dataset
 
 from hf_posenc import patch_model
-from hf_posenc.training.dry import ERROR
-from hf_posenc.training.estimate import step_of
+from hf_posenc.training.dry_run import ERROR
+from hf_posenc.training.estimate import estimate_step
 from hf_posenc.training.loss import LossHead
 from hf_posenc.training.settings import Settings
 from hf_posenc.training.trainer import ContextTrainer, arguments
-from hf_posenc.training.tuning import tuned
+from hf_posenc.training.tuning import choose_trainable
 
 LENGTH = 1024
 SIZES = dict(hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1)
@@ -66,8 +66,8 @@ def test_the_estimate_of_a_step_is_what_the_allocator_counts(tmp_path, case):
         "output": str(tmp_path),
     })  # fmt: skip
     model = patch_model(tiny("llama", **sizes).to(getattr(torch, dtype)), "yarn", factor=2.0)
-    found = step_of(model, asked)
-    wrapped = tuned(model, asked.tune, "causal")
+    found = estimate_step(model, asked)
+    wrapped = choose_trainable(model, asked.tune, "causal")
     head = None if asked.train.full_logits else LossHead(model)
     trainer = ContextTrainer(settings=asked, head=head, model=wrapped, args=arguments(asked), train_dataset=Rows())
     trainer.save_model = trainer._save_checkpoint = lambda *args, **kwargs: None

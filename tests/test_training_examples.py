@@ -11,13 +11,13 @@ from transformers import AutoTokenizer
 
 from hf_posenc import PosencError
 from hf_posenc.models import model_path
-from hf_posenc.training.examples import Examples, Tokens, joined, of_chat, of_prompt, whole_examples
-from hf_posenc.training.mixing import Choice, Mixture, by_length
-from hf_posenc.training.preparing import held_out_rows, training_rows
-from hf_posenc.training.reading import read_settings
-from hf_posenc.training.rows import IGNORED, Stream, causal_inputs, together
+from hf_posenc.training.examples import Examples, Tokens, of_chat, of_prompt, pack_examples, whole_examples
+from hf_posenc.training.mixture import Choice, Mixture, split_by_length
+from hf_posenc.training.preparation import held_out_rows, training_rows
+from hf_posenc.training.rows import IGNORED, Stream, causal_inputs, collate
 from hf_posenc.training.settings import DataSettings, LongDocuments
-from hf_posenc.training.sources import corpora, corpus
+from hf_posenc.training.settings_file import read_settings
+from hf_posenc.training.sources import load_corpora, load_corpus
 
 CHAT = [
     {"role": "user", "content": "What is two and two?"},
@@ -84,7 +84,7 @@ def example(first: int, prompt: int, answer: int) -> Tokens:
 
 
 def test_labels_are_those_of_answers_at_their_own_places():
-    row = joined([example(10, 2, 3), example(40, 1, 2)], room=10, pad=0)
+    row = pack_examples([example(10, 2, 3), example(40, 1, 2)], room=10, pad=0)
     inputs = causal_inputs(row)
     assert inputs["input_ids"].tolist() == [10, 11, 12, 13, 14, 40, 41, 42, 0, 0]
     assert inputs["labels"].tolist() == [IGNORED, IGNORED, 12, 13, 14, IGNORED, 41, 42, IGNORED, IGNORED]
@@ -97,7 +97,7 @@ def test_no_gradient_crosses_from_a_prompt_to_another_answer():
     model = tiny("llama")
     torch.manual_seed(0)
     examples = [Tokens(torch.randint(3, VOCAB, (6,)).tolist(), [False] * 3 + [True] * 3) for _ in range(2)]
-    batch = together([causal_inputs(joined(examples, room=15, pad=0))])
+    batch = collate([causal_inputs(pack_examples(examples, room=15, pad=0))])
     embedded = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_(True)
     logits = model(inputs_embeds=embedded, position_ids=batch["position_ids"], use_cache=False).logits
     labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
@@ -145,7 +145,7 @@ def test_sources_are_read_as_often_as_they_weigh():
 
 def test_long_documents_come_more_often():
     documents = [[7] * 100] + [[1] * 10] * 30
-    parts = by_length(documents, LongDocuments(tokens=50, weight=6.0))
+    parts = split_by_length(documents, LongDocuments(tokens=50, weight=6.0))
     assert [share for _, share in parts] == pytest.approx([600 / 900, 300 / 900])
     assert [len(stream) for stream, _ in parts] == [100, 300]
 
@@ -168,7 +168,7 @@ def test_a_recipe_reads_several_formats_at_once(tmp_path, tokenizer, streaming):
         f"format: prompt_completion, weight: 3, streaming: {streaming}, too_long: {too_long}}}]"
     )
     settings = read_settings("tiny_yarn", ["--data.length=128", f"--data.sources={sources}", "--data.passkey=0.0"])
-    texts = corpora(settings.data)
+    texts = load_corpora(settings.data)
     rows = training_rows(settings, texts, tokenizer, 4)
     some = [row for row, _ in zip(iter(rows), range(200), strict=False)]
     prompts = [row for row in some if "Count to" in tokenizer.decode(row["input_ids"])]
@@ -184,17 +184,17 @@ def test_examples_longer_than_a_row_are_refused_or_left_out_as_told(tmp_path, to
     asked = ["--data.length=48", f"--data.path={path}", "--data.format=prompt_completion", "--data.passkey=0.0"]
     settings = read_settings("tiny_yarn", asked)
     with pytest.raises(PosencError, match=r"\d+ of the \d+ examples .* longer than a row of 48 tokens"):
-        training_rows(settings, corpora(settings.data), tokenizer, 4)
+        training_rows(settings, load_corpora(settings.data), tokenizer, 4)
     streamed = read_settings("tiny_yarn", [*asked, "--data.streaming=true"])
     with pytest.raises(PosencError, match="cannot be refused before"):
-        training_rows(streamed, corpora(streamed.data), tokenizer, 4)
+        training_rows(streamed, load_corpora(streamed.data), tokenizer, 4)
     dropping = read_settings("tiny_yarn", [*asked, "--data.too_long=drop"])
-    row = training_rows(dropping, corpora(dropping.data), tokenizer, 4)[0]
+    row = training_rows(dropping, load_corpora(dropping.data), tokenizer, 4)[0]
     assert int(row["input_ids"][row["labels"] != IGNORED][-1]) == tokenizer.eos_token_id
 
 
 def test_examples_are_held_out_whole(tmp_path):
-    found = corpus(DataSettings(path=files(tmp_path)["prompts.jsonl"], format="prompt_completion", length=8))
+    found = load_corpus(DataSettings(path=files(tmp_path)["prompts.jsonl"], format="prompt_completion", length=8))
     trained = list(found.documents())
     assert found.held_out and not {*trained} & {*found.held_out} and len(trained) + len(found.held_out) == 39
 
@@ -213,7 +213,7 @@ def test_records_that_do_not_fit_are_told(tmp_path, record, asked, said):
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps(record) + "\n")
     with pytest.raises(PosencError, match=said):
-        corpus(DataSettings(path=str(file), length=8, **asked))
+        load_corpus(DataSettings(path=str(file), length=8, **asked))
 
 
 @pytest.mark.parametrize(

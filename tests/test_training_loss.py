@@ -13,7 +13,7 @@ from forked import peak_of, returned
 from torch import nn
 
 from hf_posenc import PosencError, patch_model
-from hf_posenc.training.loss import LossHead, Wanted, linear_loss, refuse_other_loss, shifted
+from hf_posenc.training.loss import LossHead, Wanted, linear_loss, refuse_other_loss, shift_labels
 from hf_posenc.training.rows import IGNORED
 
 
@@ -80,7 +80,7 @@ def test_a_head_gives_the_models_own_loss_and_gradients(kind):
     model, other = tiny(kind), tiny(kind)
     ids, labels = tokens(3, 20), tokens(3, 20)
     labels[:, ::4] = IGNORED
-    targets = shifted(labels) if kind != "bert" else labels
+    targets = shift_labels(labels) if kind != "bert" else labels
     own = other(ids, labels=labels).loss
     own.backward()
     head = LossHead(model)
@@ -100,7 +100,7 @@ def test_a_head_gives_the_models_own_loss_and_gradients(kind):
 
 def test_answers_weigh_more():
     model, ids = tiny("llama"), tokens(2, 16)
-    targets = shifted(ids)
+    targets = shift_labels(ids)
     answers = torch.zeros(2, 16, dtype=torch.bool)
     answers[0, 3:6] = True
     logits = model(ids).logits
@@ -116,8 +116,8 @@ def test_autocast_is_heeded():
     model, ids = tiny("llama"), tokens(2, 16)
     head = LossHead(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        own = F.cross_entropy(model(ids).logits.float().flatten(0, 1), shifted(ids).flatten(), reduction="sum")
-        with head.expecting(Wanted(shifted(ids))):
+        own = F.cross_entropy(model(ids).logits.float().flatten(0, 1), shift_labels(ids).flatten(), reduction="sum")
+        with head.expecting(Wanted(shift_labels(ids))):
             found = model(ids).logits.sum()
     found.backward()
     torch.testing.assert_close(found, own, rtol=1e-2, atol=0)
@@ -154,7 +154,7 @@ def memory_of_a_step(way):
     def loss(ids):
         if way == "full":
             return model(ids, labels=ids).loss
-        with head.expecting(Wanted(shifted(ids))):
+        with head.expecting(Wanted(shift_labels(ids))):
             return model(ids).logits.sum()
 
     loss(ids[:, :8]).backward()

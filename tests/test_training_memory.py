@@ -10,9 +10,9 @@ from hf_posenc import PosencError, patch_model
 from hf_posenc.compat.kernels import KernelMode
 from hf_posenc.training.checks import refuse_recomputing
 from hf_posenc.training.memory import recompute
-from hf_posenc.training.reading import read_settings
 from hf_posenc.training.settings import TrainSettings, TuneSettings
-from hf_posenc.training.tuning import tuned
+from hf_posenc.training.settings_file import read_settings
+from hf_posenc.training.tuning import choose_trainable
 
 LENGTH = 32
 
@@ -39,7 +39,7 @@ def step(family: str, scheme: str | None, **asked) -> tuple[dict[str, torch.Tens
     model = tiny(family)
     if scheme is not None:
         patch_model(model, scheme, **options(scheme))
-    wrapped = tuned(model, TuneSettings(), "causal").train()
+    wrapped = choose_trainable(model, TuneSettings(), "causal").train()
     if asked:
         recompute(wrapped, TrainSettings(max_steps=1, gradient_checkpointing=True, **asked))
     ids = torch.randint(3, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from hf_posenc.models import NAMES
 from hf_posenc.training import tuning
-from hf_posenc.training.masters import keep_masters, rounded_dtypes
-from hf_posenc.training.reading import read_settings
-from hf_posenc.training.recipe import prepared, train, trainer_of
-from hf_posenc.training.shipped import recipes
+from hf_posenc.training.master_weights import keep_master_weights, rounded_dtypes
+from hf_posenc.training.recipe import make_trainer, prepare, train
+from hf_posenc.training.recipe_files import recipes
+from hf_posenc.training.settings_file import read_settings
 
 STEPS = 4
 SHORT = [
@@ -56,7 +56,7 @@ def run(name: str, models: Path, output: Path, precision: str) -> tuple[list[flo
         *short_data(name, models),
     ]
     settings = read_settings(name, [*words, *PRECISIONS[precision], f"--output={output / precision}"])
-    trainer = trainer_of(prepared(settings))
+    trainer = make_trainer(prepare(settings))
     named = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
     before = {n: p.detach().clone() for n, p in named.items()}
     trainer.train()
@@ -102,7 +102,7 @@ def test_all_that_is_trained_changes_as_in_fp32(name, models, tmp_path):
 
 def test_without_masters_little_is_trained(models, tmp_path, monkeypatch):
     wanted = run("llama_linear", models, tmp_path, "fp32")
-    monkeypatch.setattr(tuning, "keep_masters", lambda model: None)
+    monkeypatch.setattr(tuning, "keep_master_weights", lambda model: None)
     said = differences(run("llama_linear", models, tmp_path, "bf16"), wanted)
     norms = [line for line in said if "norm" in line]
     assert len(norms) == 3 and all("changed 0.00" in line for line in norms), said
@@ -112,7 +112,7 @@ def test_ties_names_and_dtypes_stay():
     model = tiny("llama", tie_word_embeddings=True).bfloat16()
     names, ids = list(dict(model.named_parameters())), tokens(1, 8)
     before = model(ids).logits
-    keep_masters(model)
+    keep_master_weights(model)
     assert list(dict(model.named_parameters())) == names == list(rounded_dtypes(model))[: len(names)]
     assert {p.dtype for p in model.parameters()} == {torch.float32} and model.dtype == torch.bfloat16
     assert model.lm_head.weight.dtype == torch.bfloat16 and type(model).__name__ == "LlamaForCausalLM"
@@ -123,7 +123,7 @@ def test_ties_names_and_dtypes_stay():
 def test_what_is_fp32_already_is_left_alone():
     model = tiny("llama")
     kinds = [type(module) for module in model.modules()]
-    keep_masters(model)
+    keep_master_weights(model)
     assert [type(module) for module in model.modules()] == kinds
 
 

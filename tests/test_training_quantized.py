@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from hf_posenc import PosencError, load, patch_model
 from hf_posenc.models import NAMES, model_path
-from hf_posenc.training.reading import read_settings
-from hf_posenc.training.recipe import prepared, train, trainer_of
+from hf_posenc.training.recipe import make_trainer, prepare, train
+from hf_posenc.training.settings_file import read_settings
 from hf_posenc.training.sharding import refuse_sharded_bits
 
 SMALL = [
@@ -64,7 +64,7 @@ def test_adapters_learn_on_a_base_in_4_bits_as_on_the_same_weights_in_32(models,
     asked.append(settings(models, tmp_path / "b", f"--model.path={tmp_path / 'whole'}", "--model.tokenizer=tiny"))
     found = []
     for one in asked:
-        trainer = trainer_of(prepared(one))
+        trainer = make_trainer(prepare(one))
         trainer.train()
         named = {n: p.detach() for n, p in trainer.model.named_parameters() if p.requires_grad}
         found.append(([entry["loss"] for entry in trainer.state.log_history if "loss" in entry], named))
@@ -147,7 +147,7 @@ def test_moments_of_8_bits_train_as_those_of_32(models, tmp_path, name):
     found = []
     for optim in (name, "adamw_torch"):  # bitsandbytes leaves embeddings and small tensors in 32 bits
         words = [f"--train.optim={optim}", "--tune.lora={r: 64}"]
-        trainer = trainer_of(prepared(settings(models, tmp_path / optim, *words)))
+        trainer = make_trainer(prepare(settings(models, tmp_path / optim, *words)))
         named = [p for p in trainer.model.parameters() if p.requires_grad]
         before = [p.detach().clone() for p in named]
         trainer.train()

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_posenc.evaluation.measures.needles import OPENING, PASSKEY, PASSKEY_QUESTION, WORDS, filler, haystack
-from hf_posenc.evaluation.measures.retrieval import hit
-from hf_posenc.training.retrieval import END, ROWS, hidden, pairs_row, passkey_row, repeats_row
+from hf_posenc.evaluation.measures.retrieval import share_written
+from hf_posenc.training.retrieval import END, ROWS, hide_needle, pairs_row, passkey_row, repeats_row
 
 TEXT = "Returns the value of the counter, or raises; see below. " * 400
 
@@ -52,7 +52,7 @@ def test_the_passkey_is_asked_in_the_words_of_the_evaluation_and_answered_strict
         first, last = answers.index(True), 600 - answers[::-1].index(True)
         assert all(answers[first:last])
         prompt, answer = tokenizer.decode(ids[:first]), tokenizer.decode(ids[first:last])
-        assert answer.endswith(END) and hit((answer.removesuffix(END),), answer + "7")
+        assert answer.endswith(END) and share_written((answer.removesuffix(END),), answer + "7")
         needle = PASSKEY.format(answer.removesuffix(END).strip())
         assert prompt.startswith(OPENING + "\n") and prompt.endswith("\n" + PASSKEY_QUESTION) and needle in prompt
         real += "counter" in prompt
@@ -70,9 +70,9 @@ def test_a_prompt_is_the_evaluations_own_where_key_and_depth_are_the_same(tokeni
 
 def test_real_text_stands_around_the_needle_as_filler_does():
     words = filler(9).split()
-    assert hidden("x", "q", words, 1.0) == haystack([(1.0, "x")], "q", 9)
-    assert hidden("x", "q", words, 0.0) == haystack([(0.0, "x")], "q", 9)
-    assert hidden("x", "q", ["a", "b", "c", "d"], 0.5) == f"{OPENING}\na b\nx\nc d\nq"
+    assert hide_needle("x", "q", words, 1.0) == haystack([(1.0, "x")], "q", 9)
+    assert hide_needle("x", "q", words, 0.0) == haystack([(0.0, "x")], "q", 9)
+    assert hide_needle("x", "q", ["a", "b", "c", "d"], 0.5) == f"{OPENING}\na b\nx\nc d\nq"
 
 
 def test_keys_stand_everywhere_and_often_at_the_start(tokenizer):

@@ -15,12 +15,12 @@ from hf_posenc.checkpoints.cards import is_ours
 from hf_posenc.models import NAMES
 from hf_posenc.patching.sidecar import adapter_settings
 from hf_posenc.training import recipe
-from hf_posenc.training.card import typed
+from hf_posenc.training.card import command_as_typed
 from hf_posenc.training.checks import refuse_full_disk, refuse_merging
 from hf_posenc.training.command import main
-from hf_posenc.training.preparing import positions_record
-from hf_posenc.training.reading import read_settings
-from hf_posenc.training.recipe import prepared, train
+from hf_posenc.training.preparation import positions_record
+from hf_posenc.training.recipe import prepare, train
+from hf_posenc.training.settings_file import read_settings
 
 SMALL = [
     "--data.length=64", "--data.passkey=0.0", "--train.max_steps=4", "--train.warmup_steps=0", "--train.save_steps=2",
@@ -47,8 +47,8 @@ def nothing_is_measured(monkeypatch):
     def measured(*args, **kwargs):
         raise AssertionError("a figure was taken")
 
-    monkeypatch.setattr(recipe, "before", measured)
-    monkeypatch.setattr(recipe, "trained", measured)
+    monkeypatch.setattr(recipe, "measure_before", measured)
+    monkeypatch.setattr(recipe, "train_and_save", measured)
 
 
 REFUSED = {
@@ -208,7 +208,7 @@ def test_a_control_is_trained_on_the_same_rows_and_stands_beside(models, tmp_pat
     assert "The control, *unpatched, tuned*" in (tmp_path / "adapter" / "README.md").read_text()
     alone = tmp_path / "control"
     assert not (alone / "adapter" / "posenc.json").exists() and (tmp_path / "adapter" / "posenc.json").exists()
-    rows = [prepared(settings(models, tmp_path / name, "--train.max_steps=2")).rows for name in ("a", "b")]
+    rows = [prepare(settings(models, tmp_path / name, "--train.max_steps=2")).rows for name in ("a", "b")]
     assert all(torch.equal(rows[0][i]["input_ids"], rows[1][i]["input_ids"]) for i in range(4))
 
 
@@ -251,7 +251,7 @@ def test_a_base_that_came_patched_is_measured_as_it_came(models, tmp_path):
     ],
 )  # fmt: skip
 def test_a_command_line_is_told_as_it_was_typed(line, told):
-    found = typed(line)
+    found = command_as_typed(line)
     assert (found and " ".join(found)) == told
 
 

@@ -6,7 +6,7 @@ from cells import tiny, tokens
 
 from hf_posenc import PosencError, patch_model
 from hf_posenc.training.settings import LoraSettings, TuneSettings
-from hf_posenc.training.tuning import counted, tuned
+from hf_posenc.training.tuning import choose_trainable, count_trainable
 
 PLAIN = dict(lora=LoraSettings(r=2))
 
@@ -25,7 +25,7 @@ def trained(model):
 )
 def test_attention_means_all_its_projections(kind, names):
     objective = "masked" if kind == "bert" else "causal"
-    model = tuned(tiny(kind), TuneSettings(**PLAIN, norms=False, embeddings=False), objective)
+    model = choose_trainable(tiny(kind), TuneSettings(**PLAIN, norms=False, embeddings=False), objective)
     found = trained(model)
     assert all("lora_" in name for name in found)
     layers = {name.split(".lora_")[0] for name in found}
@@ -34,14 +34,14 @@ def test_attention_means_all_its_projections(kind, names):
 
 
 def test_all_linear_is_more():
-    few = counted(tuned(tiny("llama"), TuneSettings(**PLAIN), "causal"))
+    few = count_trainable(choose_trainable(tiny("llama"), TuneSettings(**PLAIN), "causal"))
     lora = LoraSettings(r=2, target_modules="all-linear")
-    assert counted(tuned(tiny("llama"), TuneSettings(lora=lora), "causal")) > few
+    assert count_trainable(choose_trainable(tiny("llama"), TuneSettings(lora=lora), "causal")) > few
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 def test_norms_and_embeddings_are_trained_beside(kind):
-    model = tuned(tiny(kind), TuneSettings(**PLAIN), "masked" if kind == "bert" else "causal")
+    model = choose_trainable(tiny(kind), TuneSettings(**PLAIN), "masked" if kind == "bert" else "causal")
     found = trained(model)
     norms = [m for m in tiny(kind).modules() if "Norm" in type(m).__name__]
     whole = {name.rpartition(".")[0] for name in found if "modules_to_save" in name}
@@ -52,7 +52,7 @@ def test_norms_and_embeddings_are_trained_beside(kind):
 
 def test_tied_embeddings_stay_tied():
     model = tiny("llama", tie_word_embeddings=True)
-    wrapped = tuned(model, TuneSettings(**PLAIN), "causal")
+    wrapped = choose_trainable(model, TuneSettings(**PLAIN), "causal")
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if parameter.requires_grad and "embed_tokens" in name:
@@ -67,17 +67,19 @@ def test_what_the_scheme_brought_is_trained(scheme, name):
     options = {"target_length": 64} if scheme == "learned" else {}
     model = patch_model(tiny("llama"), scheme, **options)
     bare = TuneSettings(**PLAIN, norms=False, embeddings=False)
-    assert any(name in found and "modules_to_save" in found for found in trained(tuned(model, bare, "causal")))
+    assert any(
+        name in found and "modules_to_save" in found for found in trained(choose_trainable(model, bare, "causal"))
+    )
     model = patch_model(tiny("llama"), scheme, **options)
     none = TuneSettings(**PLAIN, norms=False, embeddings=False, positions="none")
-    assert not any(name in found for found in trained(tuned(model, none, "causal")))
+    assert not any(name in found for found in trained(choose_trainable(model, none, "causal")))
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(r=2)])
 def test_only_new_rows_change(lora):
     model = patch_model(tiny("bert"), "learned", target_length=64, resize="cyclic")
     asked = TuneSettings(lora=lora, norms=False, embeddings=False, positions="new")
-    wrapped = tuned(model, asked, "masked")
+    wrapped = choose_trainable(model, asked, "masked")
     if lora is None:
         assert trained(wrapped) == {"bert.embeddings.position_embeddings.weight"}
     before = {name: p.detach().clone() for name, p in wrapped.named_parameters()}
@@ -94,15 +96,15 @@ def test_only_new_rows_change(lora):
 
 def test_new_rows_need_a_table():
     with pytest.raises(PosencError, match="learned"):
-        tuned(patch_model(tiny("bert"), "alibi"), TuneSettings(positions="new"), "masked")
+        choose_trainable(patch_model(tiny("bert"), "alibi"), TuneSettings(positions="new"), "masked")
 
 
 def test_nothing_to_train_is_refused():
     nothing = TuneSettings(lora=None, norms=False, embeddings=False)
     with pytest.raises(PosencError, match="Nothing would be trained"):
-        tuned(tiny("llama"), nothing, "causal")
+        choose_trainable(tiny("llama"), nothing, "causal")
 
 
 def test_everything():
-    model = tuned(tiny("gpt2"), TuneSettings(whole=True), "causal")
-    assert counted(model) == sum(p.numel() for p in model.parameters())
+    model = choose_trainable(tiny("gpt2"), TuneSettings(whole=True), "causal")
+    assert count_trainable(model) == sum(p.numel() for p in model.parameters())

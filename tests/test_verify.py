@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, load, patch_model, save
-from hf_posenc.cli import known
+from hf_posenc.cli import names
 from hf_posenc.cli.main import app
 from hf_posenc.models import model_path
 from hf_posenc.serving import llama_cpp, readers
@@ -222,7 +222,7 @@ def test_mistakes_are_named(saved, tmp_path):
         assert done.exit_code == 2 and said in done.output, done.output
     with pytest.raises(PosencError, match=r"Known: .*llama\.cpp, .*transformers"):
         reader_of("fake")
-    assert set(known.VERIFIERS) == set(READERS)
+    assert set(names.VERIFIERS) == set(READERS)
     assert all(isinstance(reader_of(name), Reader) for name in READERS)
     assert set(CODES.values()) == {0, 1, 3, 4}
 

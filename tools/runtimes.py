@@ -40,11 +40,11 @@ from hf_posenc.engines.table import Entry, record_entries  # noqa: E402
 from hf_posenc.patching.other_readers import WRITTEN  # noqa: E402
 from hf_posenc.schemes.frequencies import MSCALES  # noqa: E402
 from hf_posenc.serving import llama_cpp, onnx_reader  # noqa: E402
+from hf_posenc.serving.external_runtimes import CT2, MLX, VLLM, Outside  # noqa: E402
 from hf_posenc.serving.folders import way, write_folder  # noqa: E402
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary  # noqa: E402
 from hf_posenc.serving.gguf.write import write_gguf  # noqa: E402
 from hf_posenc.serving.onnx.export import write_onnx  # noqa: E402
-from hf_posenc.serving.outside import CT2, MLX, VLLM, Outside  # noqa: E402
 from hf_posenc.serving.readers import Subject  # noqa: E402
 
 TRAINED, TARGET = 64, 256

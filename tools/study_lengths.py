@@ -24,7 +24,7 @@ from hf_posenc import load, unpatch_model
 from hf_posenc.evaluation import Document, read_documents
 from hf_posenc.evaluation.measures.losses import token_losses
 from hf_posenc.evaluation.measures.retrieval import Prompted, continuation
-from hf_posenc.evaluation.runs.entries import parsed_schemes, patched
+from hf_posenc.evaluation.runs.entries import parsed_schemes, patch_with
 
 SCHEMES = "linear,ntk:alpha=cover,yarn,dynamic_ntk,self_extend,dca"
 UNPATCHED = "unpatched"
@@ -111,7 +111,7 @@ def main() -> None:
             continue
         scheme, arm, length, number = key
         if scheme in entries:
-            patched(model, entries[scheme], max(args.lengths))
+            patch_with(model, entries[scheme], max(args.lengths))
         document, started = documents[number % len(documents)], time.process_time()
         if arm == "loss":
             start = (len(document.ids) - length) * (1 + number // len(documents)) // 3

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .answers import answering
+from .messages import with_plain_errors
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train small models from nothing, and compare.")
 
@@ -44,4 +44,4 @@ def length_generalisation(
     print(run_all(tasks.split(","), names, seeds, settings, out, processes or cores))
 
 
-bench.command("length-generalisation")(answering(length_generalisation))
+bench.command("length-generalisation")(with_plain_errors(length_generalisation))

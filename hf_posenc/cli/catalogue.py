@@ -29,7 +29,7 @@ def schemes(
 
     grades, needs = cells(), training_needs()
     if why:
-        return show_reasons(grades)
+        return print_reasons(grades)
     summaries = [scheme.summary for scheme in SCHEMES.values()]
     rows = [[name, *(grades[name, kind].partition(":")[0] for kind in KINDS), needs[name]] for name in SCHEMES]
     if fits(WIDE):
@@ -56,7 +56,7 @@ def schemes(
     )
 
 
-def show_reasons(grades: dict[tuple[str, str], str]) -> None:
+def print_reasons(grades: dict[tuple[str, str], str]) -> None:
     """Every refusal, those with the same reason together."""
     reasons: dict[str, dict[str, list[str]]] = {}
     for (name, kind), grade in grades.items():
@@ -84,7 +84,7 @@ def families(
     hf-posenc families --verified
     """
     if verified:
-        return show_verified()
+        return print_verified()
     from ..families import FAMILIES
 
     rest = "every other that follows the conventions"
@@ -95,7 +95,7 @@ def families(
     print(table(["family", "own positions", "model types"], rows))
 
 
-def show_verified() -> None:
+def print_verified() -> None:
     from ..families.verified import summary
     from ..families.verified import verified as found_families
 

@@ -15,11 +15,11 @@ class ListCommand(TyperCommand):
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, list(args))
         if rest and not ctx.resilient_parsing:
-            ctx.fail(f"{' '.join(rest)!r} is one word too many. {meant(rest, args)}")
+            ctx.fail(f"{' '.join(rest)!r} is one word too many. {explain_extra_words(rest, args)}")
         return rest
 
 
-def meant(rest: list[str], args: list[str]) -> str:
+def explain_extra_words(rest: list[str], args: list[str]) -> str:
     """What somebody may have meant by words that no option takes."""
     if any(os.path.exists(word) for word in rest):
         return "Each text has a --text of its own, or quote the pattern: --text 'books/*.txt'."

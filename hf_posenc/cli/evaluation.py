@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from ..core.lengths import parsed_length, parsed_lengths
-from .asked import refuse_unknown_schemes, understood
-from .known import DTYPES, HARNESSES, PROTOCOLS, TASKS, completed, scheme_names
+from .names import DTYPES, HARNESSES, PROTOCOLS, TASKS, complete_list, scheme_names
+from .request import parse_request, refuse_unknown_schemes
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or adapter: folder, hub name, or `tiny`.")]
 Text = Annotated[
@@ -21,13 +21,13 @@ Tasks = Annotated[
         metavar="TASKS",
         help="perplexity, loss_by_position, shift, passkey, multikey, multivalue, json_kv, first_sentence; for "
         "encoders embed_passkey, embed_needle; with commas.",
-        autocompletion=lambda incomplete: completed(incomplete, TASKS),
+        autocompletion=lambda incomplete: complete_list(incomplete, TASKS),
     ),
 ]
 ProtocolName = Annotated[
     str,
     typer.Option(
-        help="last, sliding, whole or yarn.", autocompletion=lambda incomplete: completed(incomplete, PROTOCOLS)
+        help="last, sliding, whole or yarn.", autocompletion=lambda incomplete: complete_list(incomplete, PROTOCOLS)
     ),
 ]
 Windows = Annotated[
@@ -53,7 +53,7 @@ Dtype = Annotated[
     str,
     typer.Option(
         help="float32, bfloat16, float16; auto: float32 on a CPU, else the checkpoint's.",
-        autocompletion=lambda incomplete: completed(incomplete, DTYPES),
+        autocompletion=lambda incomplete: complete_list(incomplete, DTYPES),
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest there is, unless given.")]
@@ -90,7 +90,7 @@ def eval_command(
         str | None,
         typer.Option(
             help="ruler, ruler_offline, longbench, babilong, lemb, or tasks of theirs.",
-            autocompletion=lambda incomplete: completed(incomplete, HARNESSES),
+            autocompletion=lambda incomplete: complete_list(incomplete, HARNESSES),
         ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Of each harness task and length.")] = 50,
@@ -114,8 +114,8 @@ def eval_command(
     hf-posenc eval MODEL --lengths 2k,4k --text 'books/*.txt' --report out.html --out run.jsonl
     hf-posenc eval MODEL --lengths 4k,8k --harness ruler_offline
     """
-    asked = understood(locals(), parsed_lengths(lengths), "" if harness else "perplexity")
-    from .measuring import run_eval
+    asked = parse_request(locals(), parsed_lengths(lengths), "" if harness else "perplexity")
+    from .run_evaluation import run_eval
 
     run_eval(asked)
 
@@ -127,7 +127,7 @@ def compare_command(
         typer.Option(
             metavar="SCHEMES",
             help="With commas, options behind a colon: none,linear,yarn:factor=4,beta_fast=16.",
-            autocompletion=lambda incomplete: completed(incomplete, scheme_names()),
+            autocompletion=lambda incomplete: complete_list(incomplete, scheme_names()),
         ),
     ],
     target_length: Annotated[str, typer.Option(metavar="LENGTH", help="That schemes reach for: 16k.")],
@@ -168,7 +168,7 @@ def compare_command(
     """
     refuse_unknown_schemes(schemes)
     reached = parsed_lengths(lengths) if lengths else []
-    asked = understood(locals(), reached, "perplexity", parsed_length(target_length))
-    from .measuring import run_compare
+    asked = parse_request(locals(), reached, "perplexity", parsed_length(target_length))
+    from .run_evaluation import run_compare
 
     run_compare(asked)

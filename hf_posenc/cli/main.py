@@ -15,13 +15,13 @@ import typer
 from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..version import __version__
-from .answers import answering, plain_errors
 from .bench import bench
 from .catalogue import families, schemes
 from .commands import ListCommand
 from .evaluation import compare_command, eval_command
 from .explore import explore
-from .known import EXISTING, PLANS, check, scheme_names
+from .messages import plain_errors, with_plain_errors
+from .names import EXISTING, PLANS, check_name, scheme_names
 from .search import recommend, search
 from .serve_args import serve_args
 from .serving import doctor, export, verify
@@ -65,7 +65,7 @@ def main(
     """
 
 
-def parsed_options(given: list[str]) -> dict[str, Any]:
+def parse_options(given: list[str]) -> dict[str, Any]:
     """`name=value` pairs; lengths are read as such, other values as JSON or else as text."""
     options: dict[str, Any] = {}
     for item in given:
@@ -115,17 +115,17 @@ def patch(
     if (scheme is None) == (plan is None):
         raise PosencError("Give --scheme, or --plan for a scheme for each group of layers; one of the two.")
     if scheme is not None:
-        check("scheme", scheme, scheme_names())
+        check_name("scheme", scheme, scheme_names())
     elif ":" not in str(plan):
-        check("plan", str(plan), PLANS)
+        check_name("plan", str(plan), PLANS)
     if existing is not None:
-        check("way with an existing scaling", existing, EXISTING)
+        check_name("way with an existing scaling", existing, EXISTING)
     lengths = {
         "target_length": None if target_length is None else parsed_length(target_length),
         "factor": factor,
         "trained_length": None if trained_length is None else parsed_length(trained_length),
     }
-    options = {**lengths, "temperature": temperature, **parsed_options(option or [])}
+    options = {**lengths, "temperature": temperature, **parse_options(option or [])}
     from ..checkpoints.on_disk import patch_checkpoint
 
     print(patch_checkpoint(source, target, scheme or str(plan), existing=existing, overwrite=overwrite, **options))
@@ -193,17 +193,17 @@ for _command, _short in (
     (doctor, "Say what is suspicious about positions."),
     (verify, "Ask a runtime what it computes from a checkpoint."),
 ):
-    app.command(short_help=_short)(answering(_command))
-app.command("serve-args", short_help="Print how to serve a checkpoint.")(answering(serve_args))
-app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(answering(eval_command))
-app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")(answering(compare_command))
+    app.command(short_help=_short)(with_plain_errors(_command))
+app.command("serve-args", short_help="Print how to serve a checkpoint.")(with_plain_errors(serve_args))
+app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(with_plain_errors(eval_command))
+app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")(with_plain_errors(compare_command))
 
 
-app.command("search", short_help="Find the best factors or options for a model.")(answering(search))
-app.command("recommend", short_help="Say which scheme to take.")(answering(recommend))
+app.command("search", short_help="Find the best factors or options for a model.")(with_plain_errors(search))
+app.command("recommend", short_help="Say which scheme to take.")(with_plain_errors(recommend))
 app.command("train", context_settings=ANY_WORDS, short_help="Fine-tune a model by a recipe.")(train)
 app.add_typer(bench, name="bench")
-app.command("recipes", short_help="List the recipes of this package.")(answering(show_recipes))
+app.command("recipes", short_help="List the recipes of this package.")(with_plain_errors(show_recipes))
 
 
 @app.command(

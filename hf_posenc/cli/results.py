@@ -13,43 +13,43 @@ from .tables import paragraph, table
 COLUMNS = ("task", "protocol", "scheme", "length", "depth", "metric", "value ±stderr", "n")
 
 
-def number(value: float, error: float | None) -> str:
+def with_error(value: float, error: float | None) -> str:
     return f"{value:.4f}" if error is None else f"{value:.4f} ±{error:.4f}"
 
 
-def show(rows: Sequence[Row]) -> None:
+def print_rows(rows: Sequence[Row]) -> None:
     """A line for each row; a perplexity stands beside its loss."""
     lines = []
     for row in rows:
-        depth, value = str(row.details.get("depth", "")), number(row.value, row.stderr)
+        depth, value = str(row.details.get("depth", "")), with_error(row.value, row.stderr)
         lines.append([row.task, row.protocol, row.scheme, str(row.length), depth, row.metric, value, str(row.n)])
     if lines:
         print(table(COLUMNS, lines))
 
 
-def places(standing: Standing) -> str:
+def rank_range(standing: Standing) -> str:
     """`2`, or `2-4` where others cannot be told apart."""
     return f"{standing.rank}" if standing.rank == standing.lowest else f"{standing.rank}-{standing.lowest}"
 
 
-def show_comparison(rows: Sequence[Row]) -> None:
+def print_comparison(rows: Sequence[Row]) -> None:
     """The verdict; schemes by lengths, with their ranks; the price in the short; then what else was measured."""
     if said := verdict(rows):
         print(paragraph(said) + "\n")
-    show_standings(standings(rows))
+    print_standings(standings(rows))
     taxes = [row for row in rows if row.task == "tax"]
     if taxes:
         print(
             paragraph("Short-context tax: loss above the unpatched model's, at and below the trained length, paired.")
         )
-        print(by_length(taxes, [number(row.value, row.stderr) for row in taxes]) + "\n")
+        print(length_table(taxes, [with_error(row.value, row.stderr) for row in taxes]) + "\n")
     rest = [row for row in rows if row.task not in ("perplexity", "tax")]
     for task, protocol, metric in dict.fromkeys((row.task, row.protocol, row.metric) for row in rest):
         group = [row for row in rest if (row.task, row.protocol, row.metric) == (task, protocol, metric)]
-        show_others(f"{task}, {protocol}: {metric}", group)
+        print_other_rows(f"{task}, {protocol}: {metric}", group)
 
 
-def show_standings(found: Sequence[Standing]) -> None:
+def print_standings(found: Sequence[Standing]) -> None:
     for task, protocol in dict.fromkeys((s.task, s.protocol) for s in found):
         group = [s for s in found if (s.task, s.protocol) == (task, protocol)]
         longest = max(s.length for s in group)
@@ -61,10 +61,10 @@ def show_standings(found: Sequence[Standing]) -> None:
                 "(paired windows, 95 % over all pairs of a length)."
             )
         )
-        print(by_length(group, [f"{number(s.value, s.stderr)} ({places(s)})" for s in group]) + "\n")
+        print(length_table(group, [f"{with_error(s.value, s.stderr)} ({rank_range(s)})" for s in group]) + "\n")
 
 
-def by_length(found: Sequence[Standing | Row], cells: Sequence[str]) -> str:
+def length_table(found: Sequence[Standing | Row], cells: Sequence[str]) -> str:
     """Schemes below each other, lengths beside each other."""
     at = {(item.scheme, item.length): cell for item, cell in zip(found, cells, strict=True)}
     lengths = sorted({length for _, length in at})
@@ -73,25 +73,25 @@ def by_length(found: Sequence[Standing | Row], cells: Sequence[str]) -> str:
     return table(["scheme", *map(str, lengths)], rows)
 
 
-def show_others(title: str, rows: Sequence[Row]) -> None:
+def print_other_rows(title: str, rows: Sequence[Row]) -> None:
     """Over all depths where there are several; the files of --json and --report have each."""
     if any("depth" in row.details for row in rows):
         print(paragraph(f"{title} over all depths ±stderr (trials); each depth is in --json and --report."))
-        pooled = [over_depths([r for r in rows if (r.scheme, r.length) == key]) for key in keys(rows)]
-        firsts = [next(r for r in rows if (r.scheme, r.length) == key) for key in keys(rows)]
-        print(by_length(firsts, pooled) + "\n")
-    elif len(keys(rows)) == len(rows):
+        pooled = [pooled_accuracy([r for r in rows if (r.scheme, r.length) == key]) for key in scheme_lengths(rows)]
+        firsts = [next(r for r in rows if (r.scheme, r.length) == key) for key in scheme_lengths(rows)]
+        print(length_table(firsts, pooled) + "\n")
+    elif len(scheme_lengths(rows)) == len(rows):
         print(paragraph(f"{title} ±stderr (n)."))
-        print(by_length(rows, [f"{number(row.value, row.stderr)} ({row.n})" for row in rows]) + "\n")
+        print(length_table(rows, [f"{with_error(row.value, row.stderr)} ({row.n})" for row in rows]) + "\n")
     else:
-        show(rows)
+        print_rows(rows)
 
 
-def keys(rows: Sequence[Row]) -> list[tuple[str, int]]:
+def scheme_lengths(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return list(dict.fromkeys((row.scheme, row.length) for row in rows))
 
 
-def over_depths(rows: Sequence[Row]) -> str:
+def pooled_accuracy(rows: Sequence[Row]) -> str:
     """The share of all trials, with an error that does not vanish where all end alike (two added each way)."""
     n = sum(row.n for row in rows)
     total = math.fsum(row.value * row.n for row in rows)

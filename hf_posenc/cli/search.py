@@ -10,7 +10,7 @@ import typer
 from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..evaluation.measures.text_files import read_texts
-from .known import check, scheme_names
+from .names import check_name, scheme_names
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint: folder, hub name, or `tiny`.")]
 Target = Annotated[str, typer.Option(metavar="LENGTH", help="Tokens to reach: 32k.")]
@@ -54,15 +54,15 @@ def search(
     hf-posenc search tiny --target-length 1k --text book.txt --out long-tiny --scheme yarn
     accelerate launch -m hf_posenc search my-llama --target-length 32k --text books/ --out my-long-llama
     """
-    check("scheme", scheme, scheme_names())
-    check("fitness", fitness, FITNESSES)
+    check_name("scheme", scheme, scheme_names())
+    check_name("fitness", fitness, FITNESSES)
     target = parsed_length(target_length)
     if not text:
         raise PosencError("A search reads text, and none was given: name files, folders or patterns with --text.")
     if (out / "config.json").exists() and not overwrite:
         raise PosencError(f"{out} holds a checkpoint already. Name another folder, or say --overwrite.")
     texts = read_texts(text)
-    from .searching import run_search
+    from .run_search import run_search
 
     sizes = {
         "population": population, "parents": parents, "rounds": rounds, "samples": samples, "held_out": held_out
@@ -90,6 +90,6 @@ def recommend(
     """
     target = parsed_length(target_length)
     texts = read_texts(text) if text else {}
-    from .searching import run_recommend
+    from .run_search import run_recommend
 
     run_recommend(model, target, texts, serve, not no_train, out, dtype, device)

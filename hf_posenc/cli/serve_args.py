@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .known import SERVERS, check
+from .names import SERVERS, check_name
 
 
 def serve_args(
@@ -22,7 +22,7 @@ def serve_args(
     \b
     hf-posenc serve-args my-long-llama --for vllm
     """
-    check("runtime", runtime, SERVERS)
+    check_name("runtime", runtime, SERVERS)
     from ..serving.arguments import serve_args as arguments
 
     found = arguments(path, runtime)

@@ -10,7 +10,7 @@ import typer
 
 from ..core.lengths import parsed_length
 from ..errors import PosencError
-from .known import VERIFIERS, check
+from .names import VERIFIERS, check_name
 
 FORMATS = {
     "gguf": "llama.cpp",
@@ -41,8 +41,8 @@ def export(
     hf-posenc export my-long-llama my-long-llama-fixed.gguf --fix my-long-llama-converted.gguf
     hf-posenc export my-long-llama my-long-llama-vllm --to vllm
     """
-    check("format", to, list(FORMATS))
-    check("dtype", dtype, DTYPES)
+    check_name("format", to, list(FORMATS))
+    check_name("dtype", dtype, DTYPES)
     if fix is not None and to != "gguf":
         raise PosencError(f"--fix corrects a GGUF file, and --to {to} was asked for.")
     from ..serving.exports import exported, proof_advice
@@ -71,7 +71,7 @@ def verify(
     hf-posenc verify my-long-llama --with transformers
     hf-posenc verify my-long-llama.gguf --with llama.cpp --against my-long-llama
     """
-    check("runtime", runtime, VERIFIERS)
+    check_name("runtime", runtime, VERIFIERS)
     asked = [parsed_length(one) for one in lengths.split(",")] if lengths else None
     from ..serving.verify import proof_file
     from ..serving.verify import verify as verify_checkpoint

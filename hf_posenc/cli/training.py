@@ -24,14 +24,14 @@ def show_recipes(
     from rich.console import Console
     from rich.table import Table
 
-    from ..training.shipped import about, launchers, recipes, shipped_path
+    from ..training.recipe_files import description, file_path, launchers, recipes
 
     if name is not None:
-        print(shipped_path(name))
+        print(file_path(name))
         return
     console = Console()
     for what, files in {"hf-posenc train": recipes(), "accelerate launch --config_file": launchers()}.items():
         table = Table(what, "", box=None, padding=(0, 2, 0, 0))
         for known, path in files.items():
-            table.add_row(known, about(path))
+            table.add_row(known, description(path))
         console.print(table)

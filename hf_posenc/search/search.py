@@ -12,18 +12,18 @@ from functools import partial
 from typing import Any
 
 from ..errors import PosencError, UntrainedWarning, suggestion
-from ..evaluation.measures.estimates import mean_and_error, separated
+from ..evaluation.measures.estimates import differ, mean_and_error
 from ..evaluation.measures.losses import refuse_not_causal, vocabulary_of
+from ..evaluation.measures.processes import Processes, launched_processes
 from ..evaluation.measures.rows import Row
-from ..evaluation.measures.sharing import Shared, launched
 from ..evaluation.measures.texts import Document, bos_of, refuse_strange_tokens
 from ..evaluation.runs.results import Results, fingerprint
 from ..schemes import SCHEMES, Scheme
 from .budget import Budget
+from .candidates import LiveRope, geometry_of, scheme_in
 from .evolution import Round, evolved, mean
 from .samples import FITNESSES, UNSEEN, Sample, needle_samples, sample_losses, split, text_samples
 from .spaces import FactorSpace, Genes, Space, option_space
-from .trying import LiveRope, geometry_of, scheme_in
 
 FACTORS = "longrope"
 """The scheme that takes a factor for each pair."""
@@ -110,7 +110,7 @@ def search(
     setup = _setup(model, tokenizer, documents, target_length, scheme, fitness, short_weight, budget or Budget(), seed)
     guiding, judging = split(documents, target_length)
     bos = bos_of(tokenizer, None)
-    shared = launched()
+    shared = launched_processes()
     identity = fingerprint(model, tokenizer, documents, setup.options())
     log = Results(out if shared.first else None, identity)
     log.done = shared.from_first(log.done)
@@ -191,7 +191,7 @@ def _judged(
     setup: Setup,
     samples: Sequence[tuple[Sample, Sample | None]],
     log: Results,
-    shared: Shared,
+    shared: Processes,
     candidates: Sequence[Genes],
     count: int,
 ) -> list[list[float]]:
@@ -257,7 +257,7 @@ def _concluded(
             rows.append(_row(task, name, length, losses))
     decides = rows[-len(named) :]  # what was asked for: the target's text, or needles
     before, after = (next(row for row in decides if row.scheme == name) for name in (start, "searched"))
-    apart = separated(before.details["losses"], after.details["losses"])
+    apart = differ(before.details["losses"], after.details["losses"])
     better = after.value < before.value
     chosen = rounds[-1].genes if better else starts[start]
     return Found(

@@ -22,7 +22,7 @@ from ..patching.live import record_of
 from ..patching.other_readers import SCALING, SEE, THETA, WRITTEN, keys_for_others
 from ..patching.records import is_listed, section_of
 from ..schemes.frequencies import MSCALES
-from .outside import CT2, OUTSIDE
+from .external_runtimes import CT2, OUTSIDE
 from .proof import Proof, prove
 from .rotation import LiveRotation, live_rotation, refuse_sealed
 from .rules import rules_of

@@ -43,11 +43,11 @@ def command() -> str:
         words, above = process.cmdline(), [] if parent is None else parent.cmdline()
     except psutil.Error:
         words, above = [sys.executable, *sys.argv], []
-    told = next((typed(line) for line in (above, words) if typed(line)), None)
+    told = next((command_as_typed(line) for line in (above, words) if command_as_typed(line)), None)
     return shlex.join(told or ["python", *words[1:]])
 
 
-def typed(words: Sequence[str]) -> list[str] | None:
+def command_as_typed(words: Sequence[str]) -> list[str] | None:
     """A command line from the name of the command on; None if it starts no training of ours."""
     if not any(word.endswith("hf_posenc.training") or word == "train" for word in words):
         return None
@@ -110,8 +110,8 @@ def card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
         else "Load it with `hf_posenc.load(path)`, which gives it the positions that it was trained with.",
         "",
     ]
-    head = _head(settings, "peft" if adapter else "transformers")
-    return marked(head, [*_made(settings, facts), *lines, *_figures(settings, rows)])
+    head = _front_matter(settings, "peft" if adapter else "transformers")
+    return marked(head, [*_run_facts(settings, facts), *lines, *_figures(settings, rows)])
 
 
 def merged_card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
@@ -122,15 +122,15 @@ def merged_card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) 
         "",
     ]
     figures = _figures(settings, rows, "Figures are those of the adapter on its base, before it was merged. ")
-    return marked(_head(settings, "transformers"), [*_made(settings, facts), *lines, *figures])
+    return marked(_front_matter(settings, "transformers"), [*_run_facts(settings, facts), *lines, *figures])
 
 
-def _head(settings: Settings, library: str) -> list[str]:
+def _front_matter(settings: Settings, library: str) -> list[str]:
     names = [settings.scheme.name] if isinstance(settings.scheme.name, str) else []
     return front_matter(library, settings.model.path, ["hf-posenc", *names, "long-context"])
 
 
-def _made(settings: Settings, facts: dict[str, Any]) -> list[str]:
+def _run_facts(settings: Settings, facts: dict[str, Any]) -> list[str]:
     base = settings.model.path or f"a fresh {(settings.model.config or {})['model_type']}"
     said = ", ".join(f"{key}={value}" for key, value in settings.scheme.options.items())
     written = ", ".join(f"{kind} in {dtype}" for kind, dtype in facts["written"].items())

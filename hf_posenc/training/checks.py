@@ -22,9 +22,9 @@ from ..patching.records import Record
 from ..patching.sizes import own_length
 from .loss import LossHead, refuse_other_loss
 from .memory import plain_mlps
-from .rows import together
+from .recipe_files import launch_option
+from .rows import collate
 from .settings import Settings
-from .shipped import launching_with
 from .tuning import lora_targets, whole_modules
 
 GB = 1e9
@@ -67,12 +67,12 @@ def refuse_other_launch(settings: Settings, found: int, world: int) -> None:
     if world != found:
         raise PosencError(
             f"{world} processes were launched, and each believes to be one of {found}: they would all train the same. "
-            f"On CPUs launch with {launching_with('cpu')}."
+            f"On CPUs launch with {launch_option('cpu')}."
         )
     if wanted is not None and wanted != found:
         raise PosencError(
             f"train.processes is {wanted}, and {found} are running. accelerate runs one where it is told --cpu or "
-            f"MULTI_CPU: launch with {launching_with('cpu')} and --num_processes."
+            f"MULTI_CPU: launch with {launch_option('cpu')} and --num_processes."
         )
 
 
@@ -154,7 +154,7 @@ def refuse_other_head(settings: Settings, model: Any, rows: Any) -> None:
         return
     head = LossHead(model)
     try:
-        refuse_other_loss(model, head, together([next(iter(rows))]), settings.model.objective == "causal")
+        refuse_other_loss(model, head, collate([next(iter(rows))]), settings.model.objective == "causal")
     finally:
         head.remove()
 

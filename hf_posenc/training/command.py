@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import PosencError
-from .shipped import recipe_path
+from .recipe_files import recipe_path
 
 USAGE = """Fine-tune a model with other positions, to read longer texts.
 
@@ -38,12 +38,12 @@ def main(words: Sequence[str]) -> None:
 
 
 def _run(name: str, words: Sequence[str]) -> None:
-    from .reading import read_settings
+    from .settings_file import read_settings
 
     settings = read_settings(name, [word for word in words if word not in FLAGS and word != name])
     from transformers.utils import logging
 
-    from .dry import dry_run
+    from .dry_run import dry_run
     from .recipe import train
 
     logging.set_verbosity_error()

@@ -26,10 +26,10 @@ from ..patching.checks import check_model
 from ..patching.describe import describe
 from ..patching.patch import patch_model, unpatch_model
 from .card import passkeys, versions
-from .measured import held_out_documents, measured
-from .reading import read_settings
+from .measurements import held_out_documents, measure_model
 from .recipe import train
 from .settings import MeasureSettings
+from .settings_file import read_settings
 from .stdlib import stdlib_texts
 
 LENGTHS = (256, 512, 1024)
@@ -46,14 +46,14 @@ TUNED, CONTROL = "yarn, tuned", "unpatched, tuned"
 console = Console()
 
 
-def untrained(name: str, asked: MeasureSettings) -> list[Row]:
+def measure_untrained(name: str, asked: MeasureSettings) -> list[Row]:
     """The model as it is, and with each scheme, measured alike."""
     model, tokenizer = load(name, dtype=torch.float32), AutoTokenizer.from_pretrained(model_path(name))
     documents = held_out_documents(list(stdlib_texts(held_out=True).values()), tokenizer, max(LENGTHS), asked)
 
     def figures(label: str) -> list[Row]:
         with console.status(f"measuring {label}"):
-            return measured(model, tokenizer, documents, LENGTHS, asked, "causal", label)
+            return measure_model(model, tokenizer, documents, LENGTHS, asked, "causal", label)
 
     rows = figures("unpatched")
     for scheme, options in SCHEMES.items():
@@ -63,7 +63,7 @@ def untrained(name: str, asked: MeasureSettings) -> list[Row]:
     return rows
 
 
-def tuned(recipe: str, output: Path, name: str, asked: MeasureSettings, steps: int) -> list[Row]:
+def train_recipe(recipe: str, output: Path, name: str, asked: MeasureSettings, steps: int) -> list[Row]:
     """What `hf-posenc train` does, in fewer steps; the figures after it."""
     settings = read_settings(
         recipe,
@@ -84,7 +84,7 @@ def table(rows: list[Row]) -> Table:
     for length in LENGTHS:
         shown.add_column(str(length), justify="right", no_wrap=True)
     for label in dict.fromkeys(row.scheme for row in rows):
-        cells = [f"{perplexity(rows, label, n):6.1f} / {found(rows, label, n):4.0%}" for n in LENGTHS]
+        cells = [f"{perplexity(rows, label, n):6.1f} / {passkey_share(rows, label, n):4.0%}" for n in LENGTHS]
         shown.add_row(label, *cells)
     return shown
 
@@ -93,7 +93,7 @@ def perplexity(rows: list[Row], label: str, length: int) -> float:
     return next(r.value for r in rows if (r.metric, r.scheme, r.length) == ("perplexity", label, length))
 
 
-def found(rows: list[Row], label: str, length: int) -> float:
+def passkey_share(rows: list[Row], label: str, length: int) -> float:
     counted = passkeys(rows, label, length)
     return math.nan if counted is None else counted[0]
 
@@ -105,11 +105,12 @@ def story(rows: list[Row], asked: MeasureSettings) -> str:
     end = LENGTHS[-1]
     return (
         f"Unpatched, perplexity goes from {base:.1f} at {TRAINED} tokens to {far:.1f} at {end}, and passkeys found "
-        f"from {found(rows, 'unpatched', TRAINED):.0%} to {found(rows, 'unpatched', end):.0%}.\n"
+        f"from {passkey_share(rows, 'unpatched', TRAINED):.0%} to {passkey_share(rows, 'unpatched', end):.0%}.\n"
         f"Of the schemes without training, {best} has the lowest perplexity at {end}: "
-        f"{perplexity(rows, best, end):.1f}; it finds {found(rows, best, end):.0%} of the passkeys.\n"
-        f"After LoRA: {perplexity(rows, TUNED, end):.1f} and {found(rows, TUNED, end):.0%} with yarn, "
-        f"{perplexity(rows, CONTROL, end):.1f} and {found(rows, CONTROL, end):.0%} without a scheme (the control).\n"
+        f"{perplexity(rows, best, end):.1f}; it finds {passkey_share(rows, best, end):.0%} of the passkeys.\n"
+        f"After LoRA: {perplexity(rows, TUNED, end):.1f} and {passkey_share(rows, TUNED, end):.0%} with yarn, "
+        f"{perplexity(rows, CONTROL, end):.1f} and {passkey_share(rows, CONTROL, end):.0%} without a scheme "
+        "(the control).\n"
         f"Passkeys of the two tuned models are task-trained: three of ten of their rows hid a number. "
         f"{asked.passkeys} trials at each length; the first integer that is written must be the key."
     )
@@ -132,10 +133,10 @@ def main(name: str, output: Path, steps: int, trials: int) -> None:
     transformers.logging.set_verbosity_error()
     shutil.rmtree(output, ignore_errors=True)
     asked = MeasureSettings(windows=32, passkeys=trials)
-    rows = untrained(name, asked)
+    rows = measure_untrained(name, asked)
     console.print(table(rows))
     for recipe in ("tiny_control", "tiny_yarn"):
-        rows += tuned(recipe, output, name, asked, steps)
+        rows += train_recipe(recipe, output, name, asked, steps)
     console.print(table(rows))
     console.print(story(rows, asked))
     about = {"title": "tiny, trained at 256 tokens", "trained_length": TRAINED, "versions": versions()}

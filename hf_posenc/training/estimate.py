@@ -9,7 +9,7 @@ import torch
 
 from .loss import rows_at_once
 from .settings import Settings
-from .tuning import adapted, sides, trained_count
+from .tuning import adapted_layers, estimate_trainable, layer_sizes
 
 FULL = 4
 """Bytes of a value in fp32, as what is trained is held and its gradients are."""
@@ -45,10 +45,10 @@ class Step:
         return self.weights + self.trained + self.activations + later
 
 
-def step_of(model: Any, asked: Settings) -> Step:
+def estimate_step(model: Any, asked: Settings) -> Step:
     """A step of a patched model, on a device that holds all of it."""
     size = torch.empty(0, dtype=getattr(torch, asked.model.dtype)).element_size()
-    count = trained_count(model, asked.tune)
+    count = estimate_trainable(model, asked.tune)
     lifted = count * size if asked.tune.lora is None else 0  # in place; PEFT trains copies
     kept, layer = activations(model, asked, size)
     return Step(
@@ -70,7 +70,9 @@ def activations(model: Any, asked: Settings, size: int) -> tuple[float, float]:
     width = getattr(config, "intermediate_size", None) or 4 * hidden
     wide = WIDE * width * computed
     if not train.gradient_checkpointing:
-        learned = asked.tune.whole or any(sides(layer)[0] == width for layer in adapted(model, asked.tune))
+        learned = asked.tune.whole or any(
+            layer_sizes(layer)[0] == width for layer in adapted_layers(model, asked.tune)
+        )
         return layers * tokens * (narrow + (wide if learned else wide * FROZEN / WIDE)), 0
     parts = tokens if train.mlp_tokens is None else min(tokens, train.mlp_tokens)
     attended = 0 if train.recompute_attention else hidden * computed
@@ -81,7 +83,7 @@ def activations(model: Any, asked: Settings, size: int) -> tuple[float, float]:
 def adapter_inputs(model: Any, asked: Settings, size: int) -> float:
     """Bytes of a token that adapters keep beside what they adapt keeps: they read in fp32, and may drop a share."""
     each = (FULL if size < FULL else 0) + (DROPPED if asked.tune.lora and asked.tune.lora.lora_dropout else 0)
-    return each * sum(sides(layer)[0] for layer in adapted(model, asked.tune))
+    return each * sum(layer_sizes(layer)[0] for layer in adapted_layers(model, asked.tune))
 
 
 def loss_bytes(model: Any, asked: Settings, size: int) -> float:

@@ -68,7 +68,7 @@ def assistant_spans(tokenizer: Any, messages: Sequence[dict[str, Any]], text: st
 READ: dict[str, Callable[[Any, Any], Tokens]] = {"prompt_completion": of_prompt, "chat": of_chat}
 
 
-def fitting(examples: Iterable[Tokens], length: int) -> Iterator[Tokens]:
+def usable_examples(examples: Iterable[Tokens], length: int) -> Iterator[Tokens]:
     """Examples that teach something and find room in a row."""
     return (example for example in examples if any(example.predicted) and len(example.ids) <= length)
 
@@ -101,7 +101,7 @@ class Examples:
             random.Random(f"{seed}/{passes}").shuffle(order)
             rows += self._packing(order, room)
             self.passes[room] = passes + 1
-        return joined([self.examples[i] for i in rows[index]], room, self.pad)
+        return pack_examples([self.examples[i] for i in rows[index]], room, self.pad)
 
     def _packing(self, order: Sequence[int], room: int) -> list[list[int]]:
         rows: list[list[int]] = []
@@ -123,7 +123,7 @@ class Examples:
             )
 
 
-def joined(examples: Sequence[Tokens], room: int, pad: int) -> Row:
+def pack_examples(examples: Sequence[Tokens], room: int, pad: int) -> Row:
     """A row of examples, each a piece of its own, and padding behind them."""
     ids = [token for example in examples for token in example.ids]
     predicted = [mark for example in examples for mark in example.predicted]
@@ -146,7 +146,7 @@ def whole_examples(examples: Callable[[], Iterator[Tokens]], pad: int) -> Cutter
             example = waiting.pop() if waiting else next(source)
             if len(example.ids) > left:
                 waiting.append(example)
-                return joined(chosen, room, pad)
+                return pack_examples(chosen, room, pad)
             chosen.append(example)
             left -= len(example.ids)
 

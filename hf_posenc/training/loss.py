@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from ..compat.adapters import active_copy
 from ..errors import PosencError
-from .masters import master
+from .master_weights import master
 from .rows import IGNORED
 
 LOGITS = 2**24
@@ -152,7 +152,7 @@ class LossHead:
             )
         weight, bias = master(self.layer, "weight"), master(self.layer, "bias")
         assert weight is not None
-        flat = hidden.flatten(0, 1).to(computed_in(self.layer))
+        flat = hidden.flatten(0, 1).to(compute_dtype(self.layer))
         loss = linear_loss(flat, weight, bias, targets.flatten(), self.wanted.counted)
         return loss.reshape(1, 1, 1).clone()  # FSDP2 hangs a hook on it, which a view may lose
 
@@ -168,7 +168,7 @@ class LossHead:
         del self.layer.forward
 
 
-def computed_in(layer: nn.Module) -> torch.dtype:
+def compute_dtype(layer: nn.Module) -> torch.dtype:
     """What torch's own linear layer would compute in here."""
     weight = master(layer, "weight")
     assert weight is not None
@@ -189,7 +189,7 @@ def output_layer(model: Any) -> Any:
     return layer
 
 
-def shifted(labels: Tensor) -> Tensor:
+def shift_labels(labels: Tensor) -> Tensor:
     """The label of the token after each."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
@@ -200,7 +200,7 @@ def refuse_other_loss(model: Any, head: LossHead, inputs: dict[str, Tensor], cau
     ids, labels = (inputs[name][:1, :64].to(model.device) for name in ("input_ids", "labels"))
     if bool((labels == IGNORED).all()):
         labels = ids
-    targets = shifted(labels) if causal else labels
+    targets = shift_labels(labels) if causal else labels
     training, made = model.training, []
     watch = head.layer.register_forward_hook(lambda layer, args, out: made.append(out.float()))
     model.eval()

@@ -58,21 +58,21 @@ def damage(folder: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Found:
+class NewestCheckpoint:
     """The newest whole checkpoint, and what was passed over on the way to it."""
 
     checkpoint: Path | None
     damaged: dict[str, str]
 
 
-def newest_whole(output: Path) -> Found:
+def newest_whole(output: Path) -> NewestCheckpoint:
     damaged: dict[str, str] = {}
     for folder in checkpoints(output):
         why = damage(folder)
         if why is None:
-            return Found(folder, damaged)
+            return NewestCheckpoint(folder, damaged)
         damaged[folder.name] = why
-    return Found(None, damaged)
+    return NewestCheckpoint(None, damaged)
 
 
 def checkpoints(output: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def refuse_other_settings(
 ) -> None:
     """Raise where a run would go on with other settings than it began with: it would be neither run.
 
-    `completed` adds to what was stored the keys that a release before this one did not know.
+    `complete_settings` adds to what was stored the keys that a release before this one did not know.
     """
     stored = completed(json.loads((folder / FILE).read_text(encoding="utf-8"))["settings"])
     changed = sorted(_differences(stored, json.loads(json.dumps(settings))))

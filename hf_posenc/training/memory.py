@@ -24,7 +24,7 @@ def recompute(model: Any, asked: TrainSettings) -> None:
     """Let a model's layers be computed again in the backward pass."""
     given: dict[str, Any] = {"use_reentrant": False}
     if not asked.recompute_attention:
-        given["context_fn"] = keeping_attention
+        given["context_fn"] = keep_attention_contexts
     more: dict[str, Any] = {"offload": True} if asked.offload else {}
     try:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=given, **more)
@@ -34,7 +34,7 @@ def recompute(model: Any, asked: TrainSettings) -> None:
         read_in_parts(model, asked.mlp_tokens)
 
 
-def keeping_attention() -> tuple[Keep, GiveBack]:
+def keep_attention_contexts() -> tuple[Keep, GiveBack]:
     """The contexts of a layer's forward and of its recomputation.
 
     torch's own wants every kernel to run again in the same order, and a mask that one layer made is used by the next.
@@ -92,12 +92,14 @@ def shapes(args: Any) -> list[torch.Size]:
 def read_in_parts(model: Any, size: int) -> None:
     """Let every MLP hold what it computes of `size` tokens at a time, and no more."""
     for module in plain_mlps(model):
-        module.forward = partial(in_parts, module.forward, size)
+        module.forward = partial(run_in_parts, module.forward, size)
 
 
 def plain_mlps(model: Any) -> list[Any]:
     """The parts of layers that read each token by itself."""
-    found = [module for name, module in model.named_modules() if name.rpartition(".")[2] in MLPS and of_tokens(module)]
+    found = [
+        module for name, module in model.named_modules() if name.rpartition(".")[2] in MLPS and is_per_token(module)
+    ]
     if not found:
         raise PosencError(
             f"train.mlp_tokens: no plain MLP was found in this model (looked for {', '.join(MLPS)}). Leave it out."
@@ -105,12 +107,12 @@ def plain_mlps(model: Any) -> list[Any]:
     return found
 
 
-def of_tokens(module: nn.Module) -> bool:
+def is_per_token(module: nn.Module) -> bool:
     """Whether it reads each token by itself and gives one tensor: experts are routed, and may give more."""
     return not any("moe" in type(part).__name__.lower() or "router" in n for n, part in module.named_modules())
 
 
-def in_parts(forward: Any, size: int, hidden: Tensor) -> Tensor:
+def run_in_parts(forward: Any, size: int, hidden: Tensor) -> Tensor:
     if not torch.is_grad_enabled() or hidden.dim() != 3 or hidden.shape[1] <= size:
         whole: Tensor = forward(hidden)
         return whole

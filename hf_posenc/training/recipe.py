@@ -1,8 +1,8 @@
 """A recipe as it is run: a model and text in, an adapter or a model with its figures and its card out.
 
-1. `prepared` loads the model and the text, patches, and refuses whatever can be refused.
-2. `before` measures the model as it came and as it is patched.
-3. `trained` chooses what is trained, trains it and saves it.
+1. `prepare` loads the model and the text, patches, and refuses everything that would fail later.
+2. `measure_before` measures the unpatched and the patched model.
+3. `train_and_save` chooses the trainable parameters, trains and saves them.
 4. `finish` loads what was saved, measures it, and writes the card.
 """
 
@@ -26,6 +26,7 @@ from ..evaluation.measures.rows import Row as Figure
 from ..families import places
 from ..patching.patch import unpatch_model
 from ..patching.sizes import own_length
+from .callbacks import Generations, StopInTime
 from .card import command, versions
 from .checks import (
     refuse_absent_packages,
@@ -41,25 +42,33 @@ from .checks import (
     refuse_small_batches,
     refuse_targets,
 )
-from .finishing import finish
 from .loss import LossHead
-from .preparing import held_out_rows, made, measurement, named, patch, positions_name, positions_record, training_rows
-from .resuming import Clock, Past, console, where_to_begin
+from .outputs import finish
+from .preparation import (
+    held_out_rows,
+    make_measurement,
+    make_model,
+    patch,
+    positions_name,
+    positions_record,
+    source_names,
+    training_rows,
+)
+from .resume import Clock, Past, console, find_checkpoint
 from .settings import Settings
 from .sharding import (
     launched_parallel,
     launched_sharded,
+    prepare_shared_text,
+    processes_per_text,
     refuse_lost_rows,
     refuse_sharded_bits,
     refuse_sharded_text,
     refuse_zero3,
-    share_text,
-    sharing,
 )
-from .sources import corpora
+from .sources import load_corpora
 from .trainer import ContextTrainer, arguments, rows_a_step
-from .tuning import counted, trained_count, tuned
-from .watching import Generations, StopInTime
+from .tuning import choose_trainable, count_trainable, estimate_trainable
 
 CONTROL = "control"
 """The folder of the control, inside that of its run."""
@@ -102,17 +111,17 @@ def train(
 
     With `control` the unpatched model is tuned on the same rows first, and its figures stand beside the others.
     """
-    run = prepared(settings, resume, merged)
+    run = prepare(settings, resume, merged)
     beside: list[Figure] = []
     if control:
         del run  # which was found fit, so that the control is not trained for nothing
-        beside = train(as_control(settings), resume=resume, compared=False)
-        run = prepared(settings, resume, merged)
+        beside = train(control_settings(settings), resume=resume, compared=False)
+        run = prepare(settings, resume, merged)
     run.output.mkdir(parents=True, exist_ok=True)
     if run.is_main:
         (run.output / "recipe.yaml").write_text(yaml.safe_dump(settings.model_dump(), sort_keys=False))
-    figures = before(run) if compared and settings.measure.before else []
-    folder, facts = trained(run)
+    figures = measure_before(run) if compared and settings.measure.before else []
+    folder, facts = train_and_save(run)
     if run.is_main:
         figures += beside
         finish(settings, folder, merged, figures, run.measure, facts, run.args.device)
@@ -120,7 +129,7 @@ def train(
     return figures
 
 
-def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> Run:
+def prepare(settings: Settings, resume: bool = False, merged: bool = False) -> Run:
     """Everything that a run needs. Whatever can be refused is: nothing was trained, measured or written yet."""
     clock = Clock()
     refuse_output(settings)
@@ -129,10 +138,10 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     args = arguments(settings)  # from here on there are as many processes as were launched
     refuse_other_launch(settings, args.world_size, int(os.environ.get("WORLD_SIZE", 1)))
     refuse_small_batches(settings, args.world_size)
-    begin = where_to_begin(settings, resume)
+    begin = find_checkpoint(settings, resume)
     clock.past, clock.command = Past.of(begin), command()
 
-    model, tokenizer = made(settings)
+    model, tokenizer = make_model(settings)
     trained_length = own_length(places(model)) or settings.data.length
     came = positions_record(model)
     parameters = model.num_parameters()
@@ -142,26 +151,26 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     refuse_misfit(settings, model, tokenizer)
     refuse_targets(settings, model)
     refuse_recomputing(settings, model, args.device.type)
-    refuse_full_disk(settings, trained_count(model, settings.tune), parameters, merged)
+    refuse_full_disk(settings, estimate_trainable(model, settings.tune), parameters, merged)
     refuse_lost_rows(settings, launched_sharded())
     refuse_sharded_bits(settings, launched_sharded())
-    if sharing(launched_parallel()) > 1:
-        share_text(model)
+    if processes_per_text(launched_parallel()) > 1:
+        prepare_shared_text(model)
 
-    texts = corpora(settings.data)
-    measure = measurement(settings, texts, tokenizer, trained_length)
+    texts = load_corpora(settings.data)
+    measure = make_measurement(settings, texts, tokenizer, trained_length)
     rows = training_rows(settings, texts, tokenizer, rows_a_step(args))
     looked_at = held_out_rows(settings, texts, tokenizer) if settings.train.eval_steps else None
     refuse_generations(settings, measure.keywords["documents"], launched_sharded())
     refuse_sharded_text(settings, launched_parallel(), rows)
     refuse_other_head(settings, model, rows)
     return Run(
-        settings, args, model, tokenizer, rows, looked_at, measure, named(texts), trained_length, parameters, begin,
-        clock, came is not None,
+        settings, args, model, tokenizer, rows, looked_at, measure, source_names(texts), trained_length, parameters,
+        begin, clock, came is not None,
     )  # fmt: skip
 
 
-def before(run: Run) -> list[Figure]:
+def measure_before(run: Run) -> list[Figure]:
     """Figures of the model as it came and as it is patched; taken once, also when a run is resumed."""
     if not run.is_main:
         return []
@@ -171,7 +180,7 @@ def before(run: Run) -> list[Figure]:
     settings, model = run.settings, run.model.to(run.args.device)
     found: list[Figure] = []
     if settings.scheme.name is not None and run.came_patched:  # by its checkpoint, which alone knows how
-        original, _ = made(settings)
+        original, _ = make_model(settings)
         found += run.measure(original.to(run.args.device), label=positions_name(original) + ", as it came")
         del original
     elif settings.scheme.name is not None:
@@ -185,17 +194,17 @@ def before(run: Run) -> list[Figure]:
     return found
 
 
-def trained(run: Run) -> tuple[Path, dict[str, Any]]:
+def train_and_save(run: Run) -> tuple[Path, dict[str, Any]]:
     """Train and save; the folder of what came of it, and the facts of the run. The model is gone after it."""
-    trainer = trainer_of(run)
+    trainer = make_trainer(run)
     if run.is_main:
-        share = f"{counted(trainer.model):,} of {run.parameters:,}"
+        share = f"{count_trainable(trainer.model):,} of {run.parameters:,}"
         console.print(f"{share} parameters are trained, by {run.args.world_size} process(es).", soft_wrap=True)
     run.clock.training = time.monotonic()
     trainer.train(resume_from_checkpoint=None if run.begin is None else str(run.begin))
     folder = run.output / ("adapter" if hasattr(trainer.model, "peft_config") else "model")
     trainer.write(folder)
-    facts = facts_of(run, trainer)  # by all processes, since parameters may be sharded
+    facts = run_facts(run, trainer)  # by all processes, since parameters may be sharded
     run.model = None
     del trainer
     gc.collect()
@@ -204,11 +213,11 @@ def trained(run: Run) -> tuple[Path, dict[str, Any]]:
     return folder, facts
 
 
-def trainer_of(run: Run) -> ContextTrainer:
+def make_trainer(run: Run) -> ContextTrainer:
     """What trains the run's model, which it wraps."""
     settings = run.settings
     set_seed(settings.train.seed)  # adapters begin at random, and all processes must draw them alike
-    wrapped = tuned(run.model, settings.tune, settings.model.objective)
+    wrapped = choose_trainable(run.model, settings.tune, settings.model.objective)
     whole = settings.train.full_logits or settings.model.objective == "contrastive"
     return ContextTrainer(
         settings=settings, head=None if whole else LossHead(run.model), other_rate=settings.tune.learning_rate,
@@ -230,7 +239,7 @@ def callbacks(run: Run) -> list[TrainerCallback]:
     return found
 
 
-def facts_of(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
+def run_facts(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
     """What a run was, in all its sessions, for its metrics and its card."""
     past, settings = run.clock.now(), run.settings.train
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
@@ -242,7 +251,7 @@ def facts_of(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
         "losses": losses,
         "best_step": trainer.state.best_global_step if settings.load_best_model_at_end else None,
         "held_out_losses": [(e["step"], e["eval_loss"]) for e in trainer.state.log_history if "eval_loss" in e],
-        "trained": counted(trainer.model),
+        "trained": count_trainable(trainer.model),
         "parameters": run.parameters,
         "written": trainer.written,
         "processes": run.args.world_size,
@@ -255,7 +264,7 @@ def facts_of(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
     }
 
 
-def as_control(settings: Settings) -> Settings:
+def control_settings(settings: Settings) -> Settings:
     """The same run without a scheme."""
     if settings.scheme.name is None:
         raise PosencError("--control tunes the unpatched model beside the patched one: this recipe names no scheme.")

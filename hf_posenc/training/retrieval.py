@@ -20,7 +20,7 @@ from ..evaluation.measures.needles import (
     PASSKEY_QUESTION,
     WORDS,
     filler,
-    fitted,
+    fit_text,
     haystack,
 )
 from ..evaluation.measures.retrieval import continuation
@@ -43,27 +43,27 @@ def passkey_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence
     """The passkey of the evaluation, to the letter, and its answer. A third of the filler is cut from `texts`."""
     key = rng.randint(1, LARGEST_KEY)
     depth = max(0.0, rng.uniform(-FIRST / (1 - FIRST), 1.0))
-    words = excerpt(rng, texts, length) if texts and rng.random() < REAL else []
+    words = random_excerpt(rng, texts, length) if texts and rng.random() < REAL else []
     needle = PASSKEY.format(key)
     answer = continuation(tokenizer, PASSKEY_QUESTION, f" {key}{END}")
 
     def prompt(count: int) -> str:
         if words:
-            return hidden(needle, PASSKEY_QUESTION, words[:count], depth)
+            return hide_needle(needle, PASSKEY_QUESTION, words[:count], depth)
         return haystack([(depth, needle)], PASSKEY_QUESTION, count)
 
-    _, ids = fitted(prompt, tokenizer, length - len(answer), length)
+    _, ids = fit_text(prompt, tokenizer, length - len(answer), length)
     marks = [False] * len(ids) + [True] * len(answer)
-    return filled(ids + answer, marks, tokenizer, length)
+    return fill_row(ids + answer, marks, tokenizer, length)
 
 
-def hidden(needle: str, question: str, words: Sequence[str], depth: float) -> str:
+def hide_needle(needle: str, question: str, words: Sequence[str], depth: float) -> str:
     """The evaluation's `haystack` with other words than its own around the needle."""
     upto = round(depth * len(words))
     return "\n".join([OPENING, " ".join(words[:upto]), needle, " ".join(words[upto:]), question])
 
 
-def excerpt(rng: random.Random, texts: Sequence[str], words: int) -> list[str]:
+def random_excerpt(rng: random.Random, texts: Sequence[str], words: int) -> list[str]:
     """So many words of one of the texts, on one line; filler where it ends."""
     text = rng.choice(texts)
     start = rng.randrange(max(1, len(text) - 8 * words))
@@ -76,7 +76,7 @@ def pairs_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[s
     ids: list[int] = tokenizer("")["input_ids"]  # what opens a text, if anything
     marks = [False] * len(ids)
     while len(ids) < length:
-        for text, answer in rng.choice((numbered, keyed))(rng, length):
+        for text, answer in rng.choice((numbers_and_questions, passkey_and_question))(rng, length):
             for part, mark in ((text, False), (answer, True)):
                 tokens = tokenizer(part, add_special_tokens=False)["input_ids"]
                 ids += tokens
@@ -84,7 +84,7 @@ def pairs_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[s
     return ids[:length], marks[:length]
 
 
-def numbered(rng: random.Random, length: int) -> list[tuple[str, str]]:
+def numbers_and_questions(rng: random.Random, length: int) -> list[tuple[str, str]]:
     """Statements, each a text without answer, and questions with theirs."""
     statement, question, tokens = rng.choice(WORDINGS)
     words = rng.sample(WORDS, rng.randint(1, min(max(1, length // tokens), len(WORDS) // 4)))
@@ -94,7 +94,7 @@ def numbered(rng: random.Random, length: int) -> list[tuple[str, str]]:
     return stated + [(question.format(word), f" {known[word]}{END}") for word in asked]
 
 
-def keyed(rng: random.Random, length: int) -> list[tuple[str, str]]:
+def passkey_and_question(rng: random.Random, length: int) -> list[tuple[str, str]]:
     """A passkey, a little filler and the question."""
     key = rng.randint(1, LARGEST_KEY)
     between = rng.randint(0, max(0, length // 8))
@@ -118,7 +118,7 @@ def repeats_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence
     return ids[:length], marks[:length]
 
 
-def filled(ids: list[int], marks: list[bool], tokenizer: Any, length: int) -> Row:
+def fill_row(ids: list[int], marks: list[bool], tokenizer: Any, length: int) -> Row:
     """The row with a few words behind it, where whole words did not come out even."""
     missing = length - len(ids)
     rest = tokenizer(filler(missing), add_special_tokens=False)["input_ids"][:missing]

@@ -87,7 +87,7 @@ def in_short_pieces(row: Row, length: int) -> Row:
     return replace(row, pieces=pieces)
 
 
-def skipping(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
+def skip_positions(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
     """PoSE: one piece whose positions leap between its chunks, so that distances up to `target` are trained."""
     length = len(row.ids)
     cuts = sorted(rng.sample(range(1, length), chunks - 1))
@@ -100,7 +100,7 @@ def skipping(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
     return replace(row, pieces=[length], positions=positions)
 
 
-def scattered(row: Row, rng: random.Random, target: int) -> Row:
+def scatter_positions(row: Row, rng: random.Random, target: int) -> Row:
     """Randomized positions: one piece at sorted random places below `target`."""
     length = len(row.ids)
     return replace(row, pieces=[length], positions=sorted(rng.sample(range(target), length)))
@@ -206,11 +206,11 @@ class Plan:
             row = replace(row, pieces=[len(row.ids)])
         if self.asked.short and rng.random() < self.asked.short.share:
             row = in_short_pieces(row, self.asked.short.length)
-        row = framed(row, *self.frame)
+        row = add_frame(row, *self.frame)
         if self.asked.pose:
-            row = skipping(row, rng, self.asked.pose.target_length, self.asked.pose.chunks)
+            row = skip_positions(row, rng, self.asked.pose.target_length, self.asked.pose.chunks)
         elif self.asked.randomized:
-            row = scattered(row, rng, self.asked.randomized.target_length)
+            row = scatter_positions(row, rng, self.asked.randomized.target_length)
         return self.inputs(row, rng)
 
 
@@ -226,7 +226,7 @@ def stages(asked: DataSettings, steps: int, a_step: int) -> list[tuple[int, int]
     return [*early, (left, asked.length)]
 
 
-def framed(row: Row, opening: Sequence[int], closing: Sequence[int]) -> Row:
+def add_frame(row: Row, opening: Sequence[int], closing: Sequence[int]) -> Row:
     if not opening and not closing:
         return row
     pieces = [*row.pieces]
@@ -299,7 +299,7 @@ def endless(documents: Callable[[], Iterator[T]]) -> Iterator[T]:
             raise PosencError("The stream of documents is empty: there is nothing to train on.")
 
 
-def together(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     """A batch. Rows of one stage are equally long, so that nothing is padded; what one row has, all get."""
     if any("answers" in row for row in rows):
         for row in rows:

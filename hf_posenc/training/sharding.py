@@ -20,9 +20,9 @@ from ..patching.live import links
 from ..patching.patch import set_rendering
 from ..runtime.attention_call import Call
 from ..runtime.positions import PREFIX
-from .loss import shifted
+from .loss import shift_labels
+from .recipe_files import launch_option
 from .settings import Settings
-from .shipped import launching_with
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """What configs call the share of attention that is dropped in training."""
@@ -47,11 +47,11 @@ def refuse_zero3() -> None:
     if asked and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         raise PosencError(
             "Recipes do not run under DeepSpeed's ZeRO-3, which leaves no whole weights to patch. Launch with "
-            f"{launching_with('fsdp2')}, which shards parameters too."
+            f"{launch_option('fsdp2')}, which shards parameters too."
         )
 
 
-def sharing(parallel: Any) -> int:
+def processes_per_text(parallel: Any) -> int:
     """How many processes share each text."""
     return 1 if parallel is None else int(parallel.cp_size)
 
@@ -61,9 +61,9 @@ def refuse_sharded_text(settings: Settings, parallel: Any, rows: Any) -> None:
     if parallel is not None and (parallel.sp_enabled or parallel.tp_enabled):
         raise PosencError(
             "The launch asks for tensor or Ulysses sequence parallelism, which recipes do not know. To share long "
-            f"texts launch with {launching_with('context_parallel')}."
+            f"texts launch with {launch_option('context_parallel')}."
         )
-    processes = sharing(parallel)
+    processes = processes_per_text(parallel)
     if processes == 1:
         return
     data = settings.data
@@ -92,7 +92,7 @@ def refuse_lost_rows(settings: Settings, sharded: bool) -> None:
     if sharded and settings.tune.positions == "new":
         raise PosencError(
             "tune.positions: new holds the old rows of a table still by their gradient, which is lost where weights "
-            f"are sharded. Launch with {launching_with('ddp')}, or set tune.positions: all."
+            f"are sharded. Launch with {launch_option('ddp')}, or set tune.positions: all."
         )
 
 
@@ -101,11 +101,11 @@ def refuse_sharded_bits(settings: Settings, sharded: bool) -> None:
     if sharded and settings.model.quantize is not None:
         raise PosencError(
             "model.quantize holds weights whole on each device, and this launch shards them. Launch with "
-            f"{launching_with('ddp')}, or leave it out."
+            f"{launch_option('ddp')}, or leave it out."
         )
 
 
-def share_text(model: Any) -> None:
+def prepare_shared_text(model: Any) -> None:
     """Make a model fit for texts that are shared, or raise."""
     name = attention_of(model.config)
     if name not in ("sdpa", PREFIX + "sdpa"):
@@ -120,19 +120,19 @@ def share_text(model: Any) -> None:
             f"not know what was dropped: only the last of several draws is kept. Set {dropped[0]} to 0 in its config."
         )
     patched = links(model.modules())
-    why = next(filter(None, (more_than_causal(link) for _, link in patched)), None)
+    why = next(filter(None, (non_causal_need(link) for _, link in patched)), None)
     if why is not None:
         raise PosencError(
             f"Context parallelism knows causal attention and nothing else, and the scheme "
             f"{model.config.posenc['scheme']!r} {why}. Schemes that rescale RoPE once ('linear', 'ntk', 'yarn'), "
-            f"'alibi' and tables work there; or train without it ({launching_with('fsdp2')})."
+            f"'alibi' and tables work there; or train without it ({launch_option('fsdp2')})."
         )
     if any(link.bias is not None for _, link in patched):
         set_rendering(model, "shared_columns")
     refuse_counted_positions(model, [module for module, _ in patched])
 
 
-def more_than_causal(link: Any) -> str | None:
+def non_causal_need(link: Any) -> str | None:
     """What an attention layer needs besides the causal mask."""
     if link.shared.pattern is not None:
         return "chooses keys, or counts their distance, by its own rule"
@@ -167,7 +167,7 @@ def refuse_counted_positions(model: Any, layers: list[Any]) -> None:
         )
 
 
-def whole_text(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def unsplit_inputs(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """What is cut into parts: with every target, and a mask that says that leaps between parts are no borders."""
     positions, mask = inputs["position_ids"], inputs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
@@ -178,5 +178,5 @@ def whole_text(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         "input_ids": inputs["input_ids"],
         "position_ids": positions,
         "attention_mask": torch.ones_like(positions),
-        "shift_labels": shifted(inputs["labels"]),
+        "shift_labels": shift_labels(inputs["labels"]),
     }

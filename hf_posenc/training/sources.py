@@ -45,20 +45,20 @@ class Corpus:
     """Whether examples that are longer than a row are left out; else they are refused."""
 
 
-def corpora(asked: DataSettings) -> list[tuple[Corpus, float]]:
+def load_corpora(asked: DataSettings) -> list[tuple[Corpus, float]]:
     """All that a recipe names, with its weight."""
-    found = [(corpus(source, asked.held_out), source) for source in asked.all_sources]
+    found = [(load_corpus(source, asked.held_out), source) for source in asked.all_sources]
     return [(replace(text, drops=source.too_long == "drop"), source.weight) for text, source in found]
 
 
-def corpus(asked: Source, share: float = HELD_OUT) -> Corpus:
+def load_corpus(asked: Source, share: float = HELD_OUT) -> Corpus:
     """The examples that a source names, of which a share is held out."""
     if asked.path == "stdlib":
         if asked.format != "text":
             raise PosencError(f"stdlib is text, and holds nothing of data.format: {asked.format}.")
         return Corpus("stdlib", lambda: iter(stdlib_texts().values()), list(stdlib_texts(held_out=True).values()))
     names = [asked.path] if isinstance(asked.path, str) else asked.path
-    files = [file for name in names for file in matching(name)]
+    files = [file for name in names for file in matching_files(name)]
     if files:
         size = sum(os.path.getsize(file) for file in files)
         streamed = size > LARGE if asked.streaming is None else asked.streaming
@@ -102,7 +102,7 @@ def is_held_out(example: Example, share: float) -> bool:
     return int.from_bytes(hashlib.sha256(said.encode(errors="replace")).digest()[:4], "big") < share * 2**32
 
 
-def matching(name: str) -> list[str]:
+def matching_files(name: str) -> list[str]:
     """The files that a name or a pattern stands for, each of a kind that can be read."""
     found = [name] if os.path.isfile(name) else sorted(f for f in glob.glob(name, recursive=True) if os.path.isfile(f))
     for file in found:
@@ -133,13 +133,15 @@ def from_files(files: Iterable[str], asked: Source) -> Iterator[Any]:
         else:
             import datasets  # takes seconds, and few need it
 
-            yield from examples_of(loaded(datasets.load_dataset, kind, data_files=file, split="train"), asked, file)
+            yield from examples_of(
+                read_dataset(datasets.load_dataset, kind, data_files=file, split="train"), asked, file
+            )
 
 
 def from_hub(asked: Source, streamed: bool) -> Iterator[Any]:
     import datasets
 
-    found = loaded(datasets.load_dataset, asked.path, asked.name, split=asked.split, streaming=streamed)
+    found = read_dataset(datasets.load_dataset, asked.path, asked.name, split=asked.split, streaming=streamed)
     return examples_of(found, asked, str(asked.path))
 
 
@@ -147,11 +149,11 @@ def is_large(asked: Source) -> bool:
     """What the dataset says of its size; one that says nothing is streamed."""
     import datasets
 
-    splits = loaded(datasets.load_dataset_builder, asked.path, asked.name).info.splits or {}
+    splits = read_dataset(datasets.load_dataset_builder, asked.path, asked.name).info.splits or {}
     return asked.split not in splits or splits[asked.split].num_bytes > LARGE
 
 
-def loaded(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def read_dataset(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return load(*args, **{"streaming": True, **kwargs} if "data_files" in kwargs else kwargs)
     except Exception as error:  # whatever the hub, a parser or the network says

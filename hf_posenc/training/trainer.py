@@ -21,16 +21,16 @@ from ..compat.trainers import WatchedTrainer
 from ..errors import PosencError
 from ..patching.fingerprint import fingerprint
 from ..patching.sidecar import ADAPTER, seal_adapter
+from .callbacks import ThroughputMeter
 from .contrastive import contrastive_loss
-from .loss import LossHead, Wanted, shifted
+from .loss import LossHead, Wanted, shift_labels
 from .manifest import write_manifest
-from .masters import rounded_dtypes, rounded_state
+from .master_weights import rounded_dtypes, rounded_state
 from .memory import recompute
-from .resuming import Clock
-from .rows import IGNORED, together
+from .resume import Clock
+from .rows import IGNORED, collate
 from .settings import Settings
-from .sharding import refuse_lost_rows, refuse_sharded_text, share_text, sharing, whole_text
-from .watching import Meter
+from .sharding import prepare_shared_text, processes_per_text, refuse_lost_rows, refuse_sharded_text, unsplit_inputs
 
 SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 DAY = 86_400
@@ -67,8 +67,8 @@ def arguments(settings: Settings) -> TrainingArguments:
 
 def rows_a_step(args: TrainingArguments) -> int:
     """Rows that one step takes from the data. Processes that share one text count once."""
-    sharing = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", 1))
-    return args.world_size // sharing * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    processes_per_text = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", 1))
+    return args.world_size // processes_per_text * args.per_device_train_batch_size * args.gradient_accumulation_steps
 
 
 class ContextTrainer(WatchedTrainer):
@@ -83,7 +83,7 @@ class ContextTrainer(WatchedTrainer):
         clock: Clock | None = None,
         **kwargs: Any,
     ):
-        super().__init__(data_collator=together, **kwargs)
+        super().__init__(data_collator=collate, **kwargs)
         self.settings, self.head, self.other_rate = settings, head, other_rate
         self.clock = clock or Clock()
         self.rounding = False
@@ -96,10 +96,10 @@ class ContextTrainer(WatchedTrainer):
         parallel = getattr(self.accelerator, "parallelism_config", None)
         refuse_sharded_text(settings, parallel, self.train_dataset)
         refuse_lost_rows(settings, self.accelerator.distributed_type in SHARDED)
-        self.sharing = sharing(parallel)
+        self.sharing = processes_per_text(parallel)
         if self.sharing > 1:
-            share_text(self.model)
-        self.meter = Meter(self.accelerator.num_processes // self.sharing)
+            prepare_shared_text(self.model)
+        self.meter = ThroughputMeter(self.accelerator.num_processes // self.sharing)
         if settings.train.gradient_checkpointing:
             recompute(self.model, settings.train)
 
@@ -107,10 +107,10 @@ class ContextTrainer(WatchedTrainer):
         super().log({**logs, **self.meter.read()} if "loss" in logs else logs, *args, **kwargs)
 
     def shared_inputs(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """transformers goes by the name of the attention alone; `share_text` has looked at what it does."""
+        """transformers goes by the name of the attention alone; `prepare_shared_text` has looked at what it does."""
         if self.sharing == 1:
             return contextlib.nullcontext, inputs
-        inputs = whole_text(inputs)
+        inputs = unsplit_inputs(inputs)
         parts = list(inputs.values())
         dimensions = [1] * len(parts)
         cut = partial(self.accelerator.maybe_context_parallel, parts, dimensions, no_restore_buffers=set(parts))
@@ -132,7 +132,7 @@ class ContextTrainer(WatchedTrainer):
         labels, answers = inputs.pop("labels", None), inputs.pop("answers", None)
         targets = inputs.pop("shift_labels", None)
         if targets is None:
-            targets = shifted(labels) if self.causal else labels
+            targets = shift_labels(labels) if self.causal else labels
         if answers is not None:
             answers = F.pad(answers[:, 1:], (0, 1))
         wanted = Wanted(targets, answers, self.settings.data.answer_weight)
@@ -144,7 +144,7 @@ class ContextTrainer(WatchedTrainer):
             total = outputs.logits.sum()
         else:
             outputs = model(**inputs)
-            total = summed(outputs.logits, wanted)
+            total = sum_losses(outputs.logits, wanted)
         count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         loss = total / count
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
@@ -210,7 +210,7 @@ class ContextTrainer(WatchedTrainer):
             write_manifest(folder, self.settings.of_run())
 
 
-def summed(logits: Tensor, wanted: Wanted) -> Tensor:
+def sum_losses(logits: Tensor, wanted: Wanted) -> Tensor:
     """The same sum from logits that are all there."""
     assert wanted.targets is not None
     losses = F.cross_entropy(

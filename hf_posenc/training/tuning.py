@@ -14,7 +14,7 @@ from ..core.tables import LearnedTable
 from ..errors import PosencError
 from ..families import Places, places
 from ..patching.growth import new_rows
-from .masters import keep_masters, master
+from .master_weights import keep_master_weights, master
 from .settings import TuneSettings
 
 TASKS = {"causal": "CAUSAL_LM"}
@@ -22,11 +22,11 @@ LAYER = re.compile(r".*\.\d+\.")
 """The way to a layer; what follows it is the same in all layers."""
 
 
-def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
+def choose_trainable(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
     """The model with its trainable parameters chosen: wrapped by PEFT where there is LoRA, else itself."""
     if asked.whole:
         model.requires_grad_(True)
-        keep_masters(model)
+        keep_master_weights(model)
         return model
     saved = whole_modules(model, asked)
     masks = list(new_rows(model).values()) if asked.positions == "new" else []
@@ -55,7 +55,7 @@ def tuned(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
             ensure_weight_tying=bool(model.config.tie_word_embeddings) and knows_embeddings(ends),
         )
         wrapped = get_peft_model(model, config)
-    keep_masters(wrapped)
+    keep_master_weights(wrapped)
     if masks:
         keep_old_rows(wrapped, masks)
     return wrapped
@@ -106,23 +106,23 @@ def keep_old_rows(wrapped: Any, masks: list[Tensor]) -> None:
         weight.register_hook(lambda grad, new=new: grad * new[:, None].to(grad))
 
 
-def counted(model: Any) -> int:
+def count_trainable(model: Any) -> int:
     """Parameters that are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def trained_count(model: Any, asked: TuneSettings) -> int:
-    """About as many as `tuned` would train, without making them."""
+def estimate_trainable(model: Any, asked: TuneSettings) -> int:
+    """About as many as `choose_trainable` would train, without making them."""
     if asked.whole:
         return sum(p.numel() for p in model.parameters())
     ends = tuple(whole_modules(model, asked)) or ("no such module",)
     own = {id(p): p.numel() for n, m in model.named_modules() if n.endswith(ends) for p in m.parameters()}
     rank = 0 if asked.lora is None else asked.lora.r
-    return sum(own.values()) + sum(rank * sum(sides(m)) for m in adapted(model, asked))
+    return sum(own.values()) + sum(rank * sum(layer_sizes(m)) for m in adapted_layers(model, asked))
 
 
-def adapted(model: Any, asked: TuneSettings) -> list[Any]:
-    """The projections that `tuned` would put adapters on."""
+def adapted_layers(model: Any, asked: TuneSettings) -> list[Any]:
+    """The projections that `choose_trainable` would put adapters on."""
     if asked.lora is None:
         return []
     wanted = lora_targets(places(model), asked.lora.target_modules)
@@ -131,6 +131,6 @@ def adapted(model: Any, asked: TuneSettings) -> list[Any]:
     return [m for n, m in linear if isinstance(wanted, str) or n.endswith(tuple(wanted))]
 
 
-def sides(layer: Any) -> tuple[int, int]:
+def layer_sizes(layer: Any) -> tuple[int, int]:
     """How many values a projection reads and gives; the shape of its weight would not say it of one in 4 bits."""
     return (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)

@@ -16,11 +16,11 @@ from ...patching.lengths import reach
 from ...patching.live import bare
 from .estimates import mean_and_error
 from .haystacks import Haystacks, haystacks
-from .needles import fitted
+from .needles import fit_text
 from .perplexity import Progress, chunks, rows_together
+from .processes import ALONE, Processes
 from .retrieval import accuracy
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document
 
 MEAN = "the mean of the last states"
@@ -129,9 +129,9 @@ def pieces(text: str, tokenizer: Any, length: int) -> list[str]:
             return [" ".join(piece) for piece in found]
 
 
-def embedded(
+def embed(
     make: Callable[[Sequence[str]], Tensor], texts: Sequence[str], sizes: Sequence[int], together: int | None,
-    device: str, progress: Progress | None = None, shared: Shared = ALONE,
+    device: str, progress: Progress | None = None, shared: Processes = ALONE,
 ) -> Tensor:  # fmt: skip
     """The vectors of texts in their order, read in batches of like lengths."""
     order = sorted(range(len(texts)), key=lambda i: -sizes[i])
@@ -165,16 +165,16 @@ def embedding_retrieval(
     batch_size: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """How many queries find their own document before all others (accuracy at 1, by cosine)."""
     asked = asked or Haystacks()
     straws = haystacks(task, length, embedder.tokenizer, asked, documents)
     asking, device = straws[: asked.queries], embedder.model.device.type
     sizes = [straw.tokens for straw in straws]
-    texts = embedded(embedder.documents, [s.text for s in straws], sizes, batch_size, device, progress, shared)
+    texts = embed(embedder.documents, [s.text for s in straws], sizes, batch_size, device, progress, shared)
     short = [len(s.query) for s in asking]
-    queries = embedded(embedder.queries, [s.query for s in asking], short, batch_size, device)
+    queries = embed(embedder.queries, [s.query for s in asking], short, batch_size, device)
     ranks = own_ranks(queries, texts)
     value, error = accuracy([float(rank == 1) for rank in ranks])
     details: dict[str, Any] = {
@@ -215,7 +215,7 @@ def passages(documents: Sequence[Document], length: int, tokenizer: Any, count: 
         for i in range(each):
             start = max(0, len(words) - length) * i // max(1, each - 1)
             taken = words[start : start + length]
-            found.append(fitted(lambda n, taken=taken: " ".join(taken[:n]), tokenizer, length, len(taken))[0])  # type: ignore[misc]
+            found.append(fit_text(lambda n, taken=taken: " ".join(taken[:n]), tokenizer, length, len(taken))[0])  # type: ignore[misc]
     return found
 
 

@@ -32,7 +32,7 @@ def t_quantile(confidence: float, freedom: int) -> float:
     return z + sum(term / freedom**k for k, term in enumerate(terms, 1))
 
 
-def separated(first: Sequence[float], second: Sequence[float], pairs: int = 1) -> bool:
+def differ(first: Sequence[float], second: Sequence[float], pairs: int = 1) -> bool:
     """Whether paired samples differ by more than chance would make `pairs` such pairs differ (Bonferroni)."""
     mean, error = mean_and_error([a - b for a, b in zip(first, second, strict=True)])
     if error is None:

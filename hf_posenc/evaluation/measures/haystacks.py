@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import PosencError
-from .needles import LARGEST_KEY, filler, fitted
+from .needles import LARGEST_KEY, filler, fit_text
 from .texts import Document
 
 FIRST = (  # noqa: SIM905
@@ -130,7 +130,7 @@ def haystacks(
     for fact, query in hidden(rng, asked.documents):
         depth = rng.random()
         made, most = hay(rng, documents)
-        text, ids = fitted(_hidden(fact, depth, made), tokenizer, length, most)
+        text, ids = fit_text(_hide(fact, depth, made), tokenizer, length, most)
         if most is not None and len(ids) < length - 32:
             raise PosencError(
                 f"The text is too short for {task} at {length} tokens: {most} words of it make {len(ids)}. Give a "
@@ -140,7 +140,7 @@ def haystacks(
     return found
 
 
-def _hidden(fact: str, depth: float, hay: Hay) -> Callable[[int], str]:
+def _hide(fact: str, depth: float, hay: Hay) -> Callable[[int], str]:
     def text(count: int) -> str:
         words = hay(count).split()
         at = round(depth * len(words))

@@ -81,7 +81,9 @@ class Trial:
     """Where prior likelihoods differ: the question without the text, whose likelihoods are taken off."""
 
 
-def fitted(make: Callable[[int], str], tokenizer: Any, budget: int, most: int | None = None) -> tuple[str, list[int]]:
+def fit_text(
+    make: Callable[[int], str], tokenizer: Any, budget: int, most: int | None = None
+) -> tuple[str, list[int]]:
     """The longest text of `make(words)` that is no more than `budget` tokens, and its tokens."""
 
     def ids(words: int) -> list[int]:
@@ -254,7 +256,7 @@ def trials(
             seed = f"{asked.seed}/{task}/{length}/{depth:g}/{number}"
             made = MAKERS[task](random.Random(seed), depth, asked, documents)
             make, wrong, most = made.pop("make"), made.pop("distractors"), made.pop("most", None)
-            prompt, ids = fitted(make, tokenizer, budget, most)
+            prompt, ids = fit_text(make, tokenizer, budget, most)
             if most is not None and len(tokenizer(make(most), verbose=False)["input_ids"]) <= budget:
                 raise PosencError(f"The text is too short for first_sentence at {length} tokens: it has {len(ids)}.")
             if callable(wrong):

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...errors import PosencError, suggestion
 from .estimates import mean_and_error
 from .losses import CHUNK, token_losses
+from .processes import ALONE, Processes
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document, Window, refuse_short, spread_windows, window_ids
 
 Progress = Callable[[int], object]
@@ -135,7 +135,7 @@ def protocol_of(name: str, reading: Reading) -> Protocol:
     return PROTOCOLS[name]
 
 
-def cut(
+def cut_windows(
     name: str, documents: Sequence[Document], length: int, longest: int, reading: Reading, bos: int | None
 ) -> list[Window]:
     """The windows of a protocol. BOS is one of the `length` tokens; without it the first one is not scored."""
@@ -158,11 +158,11 @@ def perplexity(
     bos: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """The loss at a length, and its perplexity. `last` scores the same tokens at all lengths up to `longest`."""
     reading = reading or Reading()
-    windows = [w for w in cut(protocol, documents, length, longest or length, reading, bos) if w.scored]
+    windows = [w for w in cut_windows(protocol, documents, length, longest or length, reading, bos) if w.scored]
     losses = window_losses(model, documents, windows, reading, bos, progress, shared)
     means = [float(loss.double().mean()) for loss in losses]
     weights = [float(len(loss)) if PROTOCOLS[protocol].weighted else 1.0 for loss in losses]
@@ -201,7 +201,7 @@ def loss_by_position(
     bos: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """The loss by position within one pass over windows of `length`: a row for each of up to 32 stretches."""
     reading = reading or Reading()
@@ -241,7 +241,7 @@ def window_losses(
     reading: Reading,
     bos: int | None,
     progress: Progress | None = None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Tensor]:
     """The losses of the scored tokens of each window. Windows of one shape go through the model together.
 

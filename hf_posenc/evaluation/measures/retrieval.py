@@ -17,8 +17,8 @@ from ...patching.live import bare
 from .losses import Pass, cacheable, forgets, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together
+from .processes import ALONE, Processes
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document
 
 
@@ -42,7 +42,7 @@ class Prompted:
         padded = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
         logits = self.logits
         if longest > 1:
-            logits = torch.cat([logits, self.further(padded[:, :-1], longest - 1)], 1)
+            logits = torch.cat([logits, self._logits_after(padded[:, :-1], longest - 1)], 1)
             self.forget()
         found = -logits.log_softmax(-1).gather(-1, padded[..., None].to(logits.device))[..., 0].cpu()
         refuse_broken(found, self.length)
@@ -54,12 +54,12 @@ class Prompted:
         written = self.logits.argmax(-1).cpu()
         while written.shape[1] < count and not all(ends & set(row) for row in written.tolist()):
             new = written if self.cache is None else written[:, -1:]
-            written = torch.cat([written, self.further(new, 1).argmax(-1).cpu()], 1)
+            written = torch.cat([written, self._logits_after(new, 1).argmax(-1).cpu()], 1)
         self.forget()
         rows: list[list[int]] = written.tolist()
         return [row[: next((i for i, token in enumerate(row) if token in ends), count)] for row in rows]
 
-    def further(self, tokens: Tensor, last: int) -> Tensor:
+    def _logits_after(self, tokens: Tensor, last: int) -> Tensor:
         """Logits after the last of these tokens, which follow what was read."""
         if self.cache is None:
             tokens = torch.cat([self.ids, tokens], 1)
@@ -86,7 +86,7 @@ def continuation(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     return list(after[len(before) :])
 
 
-def hit(answers: Sequence[str], written: str) -> float:
+def share_written(answers: Sequence[str], written: str) -> float:
     """The share of the answers that were written: the first integers must be they, strictly."""
     if not answers[0].strip().isdigit():
         said, wanted = " ".join(written.split()).strip("\"' "), answers[0].strip()
@@ -95,7 +95,7 @@ def hit(answers: Sequence[str], written: str) -> float:
     return sum(answer.strip() in said_numbers for answer in answers) / len(answers)
 
 
-def ranked(answers: Sequence[float], distractors: Sequence[float]) -> float:
+def share_ranked_first(answers: Sequence[float], distractors: Sequence[float]) -> float:
     """The share of the k answers among the k likeliest candidates; a draw with a distractor is lost."""
     return sum(
         sum(d <= answer for d in distractors) + _better(answers, answer) < len(answers) for answer in answers
@@ -106,14 +106,14 @@ def _better(answers: Sequence[float], one: float) -> int:
     return sum(other < one for other in answers)
 
 
-def answered(
+def answer_trials(
     model: Any,
     tokenizer: Any,
     made: Sequence[Trial],
     new_tokens: int,
     batch_size: int | None,
     progress: Progress | None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
     step: int | None = None,
 ) -> list[dict[str, Any]]:
     """What the model makes of each trial."""
@@ -122,7 +122,7 @@ def answered(
         return len(made[index].ids)
 
     def ask(batch: list[int]) -> list[dict[str, Any]]:
-        found = _batch_answered(model, tokenizer, [made[i] for i in batch], new_tokens, step)
+        found = _answer_batch(model, tokenizer, [made[i] for i in batch], new_tokens, step)
         if progress is not None:
             progress(size(batch[0]) * len(batch) * shared.count)
         return found
@@ -136,7 +136,7 @@ def answered(
     return [results[i] for i in range(len(made))]
 
 
-def _batch_answered(
+def _answer_batch(
     model: Any, tokenizer: Any, made: Sequence[Trial], new_tokens: int, step: int | None
 ) -> list[dict[str, Any]]:
     prompted = Prompted(model, torch.tensor([trial.ids for trial in made]), step)
@@ -161,8 +161,8 @@ def _batch_answered(
                 "distractors": list(trial.distractors),
                 "losses": losses,
                 "generated": said,
-                "likelihood": ranked(losses[:count], losses[count:]),
-                "generation": hit(trial.answers, said),
+                "likelihood": share_ranked_first(losses[:count], losses[count:]),
+                "generation": share_written(trial.answers, said),
             }
         )
     return results
@@ -200,13 +200,13 @@ def retrieval(
     batch_size: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
     step: int | None = None,
 ) -> list[Row]:
     """Accuracy at each depth, by likelihood and by generation. Prompts and answers are in the details."""
     asked = asked or Retrieval()
     made = trials(task, length, tokenizer, asked, documents)
-    results = answered(model, tokenizer, made, room(task, asked), batch_size, progress, shared, step)
+    results = answer_trials(model, tokenizer, made, room(task, asked), batch_size, progress, shared, step)
     rows = []
     for depth in dict.fromkeys(trial.depth for trial in made):
         here = [result for result in results if result["depth"] == depth]

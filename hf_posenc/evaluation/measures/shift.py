@@ -20,8 +20,8 @@ from ...patching.live import bare
 from .estimates import mean_and_error
 from .losses import Pass, cacheable, refuse_broken
 from .perplexity import Progress, Reading, chunks, rows_together
+from .processes import ALONE, Processes
 from .rows import Row
-from .sharing import ALONE, Shared
 from .texts import Document, spread_windows
 
 BEFORE = 128
@@ -39,7 +39,7 @@ def shift(
     bos: int | None = None,
     scheme: str = "unpatched",
     progress: Progress | None = None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """The loss of passages that end at each length, and how far each is above its own at the shortest."""
     refuse_unshiftable(model)
@@ -47,7 +47,7 @@ def shift(
     before, passages = cut_apart(documents, ends[0], reading, bos)
 
     def read(batch: list[int]) -> Tensor:
-        found = torch.stack([shifted(model, before[batch], passages[batch], end) for end in ends], 1)
+        found = torch.stack([shift_losses(model, before[batch], passages[batch], end) for end in ends], 1)
         if progress is not None:
             progress(len(batch) * len(ends) * (before.shape[1] + passages.shape[1]) * shared.count)
         return found
@@ -79,7 +79,7 @@ def shift(
 
 
 @torch.no_grad()
-def shifted(model: Any, before: Tensor, passages: Tensor, end: int) -> Tensor:
+def shift_losses(model: Any, before: Tensor, passages: Tensor, end: int) -> Tensor:
     """The mean loss of each passage, all but its first token, where its last position is `end` - 1."""
     cache = DynamicCache()
     Pass(model, before, 0, cache).logits(slice(0, 1))

@@ -27,11 +27,11 @@ def read_texts(names: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
 
 def text_files(names: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The files that names stand for, each once: a file, a folder of them, or a pattern such as books/*.txt."""
-    found = [path for name in names for path in _matching(os.fspath(name))]
+    found = [path for name in names for path in _matching_files(os.fspath(name))]
     return list(dict.fromkeys(found))
 
 
-def _matching(name: str) -> list[Path]:
+def _matching_files(name: str) -> list[Path]:
     path = Path(name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
@@ -66,12 +66,12 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise PosencError(_told(path, error)) from None
+        raise PosencError(_encoding_message(path, error)) from None
     except OSError as error:
         raise PosencError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _told(path: Path, error: UnicodeDecodeError) -> str:
+def _encoding_message(path: Path, error: UnicodeDecodeError) -> str:
     data: bytes = error.object
     if data.startswith(WIDE):
         encoding, what = "UTF-16", "text in UTF-16"

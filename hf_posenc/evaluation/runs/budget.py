@@ -63,7 +63,7 @@ def estimate(
     )
 
 
-def available(device: torch.device) -> int:
+def available_memory(device: torch.device) -> int:
     """Bytes that are free where the model is."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -72,7 +72,7 @@ def available(device: torch.device) -> int:
 
 
 def refuse_oversized(model: Any, wanted: Estimate, force: bool) -> None:
-    free = available(model.device)
+    free = available_memory(model.device)
     if wanted.total > free and not force:
         raise PosencError(
             f"This needs about {wanted}, and {free / GB:.2f} GB are free. Take shorter lengths, a smaller "

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...patching.lengths import trained_length
+from ..measures.processes import ALONE, Processes
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 from .decoders import compare_decoders
 from .encoders import compare_encoders
@@ -34,7 +34,7 @@ def compare(
     out: Any = None,
     force: bool = False,
     quiet: bool = True,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """The rows of the unpatched model and of every scheme, and their short-context taxes. The model ends as it came.
 

@@ -17,19 +17,19 @@ from ..measures.perplexity import (
     PROTOCOLS,
     Progress,
     Reading,
-    cut,
+    cut_windows,
     loss_by_position,
     perplexity,
     rows_together,
 )
+from ..measures.processes import ALONE, Processes
 from ..measures.retrieval import retrieval
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.shift import BEFORE, cut_apart, shift
 from ..measures.texts import Document, bos_of, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized
-from .entries import CHUNKED, Entry, parsed_schemes, patched
-from .jobs import Job, kept, perform, progress_bar, scheme_of, unique
+from .entries import CHUNKED, Entry, parsed_schemes, patch_with
+from .jobs import Job, keep, perform, progress_bar, scheme_of, unique_jobs
 from .options import Options
 from .results import Results, fingerprint, model_digest
 from .tax import UNPATCHED, positions_undone, tax_lengths, tax_rows
@@ -44,7 +44,7 @@ class Material:
     options: Options
     trained: int
     """The length that the model was trained at."""
-    shared: Shared = ALONE
+    shared: Processes = ALONE
     taxed: bool = False
     """Whether the short-context tax will be measured, which reads at and below the trained length."""
 
@@ -91,7 +91,7 @@ class Material:
     def perplexity_job(self, protocol: str, length: int) -> Job:
         refuse_textless(self.documents, "perplexity")
         reading, bos = self.reading(protocol), self.bos(protocol)
-        windows = cut(protocol, self.documents, length, self.longest, reading, bos)
+        windows = cut_windows(protocol, self.documents, length, self.longest, reading, bos)
 
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return perplexity(
@@ -119,7 +119,7 @@ class Material:
                 shared=self.shared,
             )  # fmt: skip
 
-        windows = cut("last", self.documents, length, length, given, bos)
+        windows = cut_windows("last", self.documents, length, length, given, bos)
         return Job(f"loss_by_position/{length}", length, len(windows) * length, run)
 
     def shift_job(self) -> Job:
@@ -157,12 +157,12 @@ def refuse_textless(documents: Sequence[Document], task: str) -> None:
         raise PosencError(f"{task} reads text, and none was given: name one or more files with --text.")
 
 
-def prepared(model: Any, material: Material, force: bool) -> Material:
+def prepare(model: Any, material: Material, force: bool) -> Material:
     """What can be read; raises for whatever would go wrong later."""
     refuse_missing(material.tokenizer)
     refuse_not_causal(model)
     refuse_strange_tokens(material.documents, vocabulary_of(model))
-    material = affordable(material)
+    material = drop_tax_without_text(material)
     reading, length = material.options.reading, material.longest_pass
     rows = reading.batch_size or rows_together(length, model.device.type)
     cached = reading.step is not None or any(task in MAKERS for task in material.options.tasks)
@@ -170,7 +170,7 @@ def prepared(model: Any, material: Material, force: bool) -> Material:
     return material
 
 
-def affordable(material: Material) -> Material:
+def drop_tax_without_text(material: Material) -> Material:
     """Without the tax, where only the tax would need more text than there is."""
     if material.taxed and material.trained > max(material.options.lengths):
         try:
@@ -194,7 +194,7 @@ def evaluate_decoder(
     out: Any,
     force: bool,
     quiet: bool,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """Losses and retrieval at every length; for a patched model and with text, also its short-context tax."""
     model.eval()
@@ -205,17 +205,17 @@ def evaluate_decoder(
             "A reference is what the short-context tax is measured against, and none is due: "
             f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
         )
-    material = prepared(model, Material(tokenizer, documents, options, trained_length(model), shared, due), force)
+    material = prepare(model, Material(tokenizer, documents, options, trained_length(model), shared, due), force)
     refuse_beyond_reach(model, max(options.lengths))
     taxed = material.tax_jobs()
-    own = unique([*material.jobs(), *taxed])
+    own = unique_jobs([*material.jobs(), *taxed])
     before = [*taxed, *(job for job in material.curve_jobs() if taxed)]
     results = Results(out, decoder_identity(model, tokenizer, documents, options, reference), shared)
     with progress_bar([*((scheme, job) for job in own), *((UNPATCHED, job) for job in before)], results, quiet) as bar:
         rows = perform(model, scheme, own, results, bar.update)
         if taxed:
             rows += unpatched_rows(model, reference, before, results, bar.update)
-            rows += kept(results, f"{scheme}/tax", tax_rows(rows, material.trained))
+            rows += keep(results, f"{scheme}/tax", tax_rows(rows, material.trained))
     return rows
 
 
@@ -255,7 +255,7 @@ def compare_decoders(
     out: Any,
     force: bool,
     quiet: bool,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """The unpatched model and every scheme in turn, with their short-context taxes."""
     if hasattr(model, "peft_config") or is_patched(model):
@@ -264,24 +264,24 @@ def compare_decoders(
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
     refuse_chunked(entries)
     trained = trained_length(model)
-    material = prepared(model, Material(tokenizer, documents, options, trained, shared, bool(documents)), force)
+    material = prepare(model, Material(tokenizer, documents, options, trained, shared, bool(documents)), force)
     for entry in entries:  # before an hour is spent on the first of them
-        patched(model, entry, target_length)
+        patch_with(model, entry, target_length)
         unpatch_model(model)
-    jobs = unique([*material.jobs(), *material.tax_jobs()])
+    jobs = unique_jobs([*material.jobs(), *material.tax_jobs()])
     identity = {**options.identity(), "schemes": [entry.label for entry in entries], "target_length": target_length}
     results = Results(out, fingerprint(model, tokenizer, documents, identity), shared)
     names = [UNPATCHED, *(entry.label for entry in entries)]
     with progress_bar([(name, job) for name in names for job in jobs], results, quiet) as bar:
         rows = perform(model, UNPATCHED, within_reach(model, UNPATCHED, jobs), results, bar.update)
         for entry in entries:
-            patched(model, entry, target_length)
+            patch_with(model, entry, target_length)
             try:
                 rows += perform(model, entry.label, within_reach(model, entry.label, jobs), results, bar.update)
             finally:
                 unpatch_model(model)
             taxes = tax_rows([r for r in rows if r.scheme in (UNPATCHED, entry.label)], trained)
-            rows += kept(results, f"{entry.label}/tax", taxes)
+            rows += keep(results, f"{entry.label}/tax", taxes)
     return rows
 
 

@@ -13,16 +13,16 @@ from ...patching.embedders import is_embedder
 from ...patching.lengths import trained_length
 from ...patching.live import bare, is_patched
 from ...patching.patch import unpatch_model
-from ..measures.embeddings import PASSAGES, Chunked, Embedder, embedded, embedder_of, embedding_retrieval, passages
+from ..measures.embeddings import PASSAGES, Chunked, Embedder, embed, embedder_of, embedding_retrieval, passages
 from ..measures.embeddings import similarity_rows as moved
 from ..measures.haystacks import haystacks
 from ..measures.losses import vocabulary_of
 from ..measures.perplexity import Progress, rows_together
+from ..measures.processes import ALONE, Processes
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized
-from .entries import CHUNKED, Entry, parsed_schemes, patched
+from .entries import CHUNKED, Entry, parsed_schemes, patch_with
 from .jobs import Job, perform, progress_bar, scheme_of
 from .options import Options
 from .results import Results, fingerprint, model_digest
@@ -40,7 +40,7 @@ class Corpus:
     documents: Sequence[Document]
     options: Options
     trained: int
-    shared: Shared = ALONE
+    shared: Processes = ALONE
 
     def embedder(self, model: Any) -> Embedder:
         return model if isinstance(model, Chunked) else embedder_of(model, self.tokenizer)
@@ -74,7 +74,7 @@ class Corpus:
             def vectors(of: Any) -> Any:
                 made = self.embedder(of)
                 device, sizes = made.model.device.type, [length] * len(texts)
-                return embedded(made.documents, texts, sizes, size, device, progress, self.shared)
+                return embed(made.documents, texts, sizes, size, device, progress, self.shared)
 
             after = vectors(model)
             with plain(model) as other:
@@ -84,7 +84,7 @@ class Corpus:
 
 
 @contextmanager
-def undone(model: Any) -> Iterator[Any]:
+def without_patch(model: Any) -> Iterator[Any]:
     """A model without its patch, for a while."""
     if isinstance(model, Chunked):
         yield model.whole.model
@@ -93,7 +93,7 @@ def undone(model: Any) -> Iterator[Any]:
         yield model
 
 
-def lent(reference: Any) -> Callable[[Any], Any]:
+def lend(reference: Any) -> Callable[[Any], Any]:
     @contextmanager
     def plain(model: Any) -> Iterator[Any]:
         yield reference.eval()
@@ -101,8 +101,8 @@ def lent(reference: Any) -> Callable[[Any], Any]:
     return plain
 
 
-def prepared_corpus(
-    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool, shared: Shared
+def prepare_corpus(
+    model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool, shared: Processes
 ) -> Corpus:
     """What can be embedded; raises for whatever would go wrong later."""
     refuse_missing(tokenizer)
@@ -154,15 +154,17 @@ def evaluate_encoder(
     out: Any,
     force: bool,
     quiet: bool,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """Retrieval by embeddings at every length; and, for a patched model and with text, what short texts pay."""
     model.eval()
     scheme = scheme_of(model)
-    corpus = prepared_corpus(model, tokenizer, documents, options, force, shared)
+    corpus = prepare_corpus(model, tokenizer, documents, options, force, shared)
     warn_of_cuts(corpus.embedder(model), scheme, options.lengths)
     jobs = corpus.jobs()
-    paid = corpus.similarity_jobs(undone if reference is None else lent(reference)) if scheme != UNPATCHED else []
+    paid = (
+        corpus.similarity_jobs(without_patch if reference is None else lend(reference)) if scheme != UNPATCHED else []
+    )
     if reference is not None and not paid:
         raise PosencError(
             "A reference is what embeddings of short texts are compared with, and none are due: "
@@ -192,18 +194,18 @@ def compare_encoders(
     out: Any,
     force: bool,
     quiet: bool,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """The unpatched model, which cuts long texts, and every scheme; `chunked` among them averages over pieces."""
     if hasattr(bare(model), "peft_config") or is_patched(model):
         raise PosencError("compare starts from an unpatched model without adapters; this one is patched or adapted.")
     model.eval()
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
-    corpus = prepared_corpus(model, tokenizer, documents, options, force, shared)
+    corpus = prepare_corpus(model, tokenizer, documents, options, force, shared)
     for entry in entries:  # before an hour is spent on the first of them
-        with under(model, entry, corpus, target_length):
+        with with_scheme(model, entry, corpus, target_length):
             pass
-    jobs, paid = corpus.jobs(), corpus.similarity_jobs(undone)
+    jobs, paid = corpus.jobs(), corpus.similarity_jobs(without_patch)
     labels = [entry.label for entry in entries]
     more = {"schemes": labels, "target_length": target_length}
     results = Results(out, encoder_identity(model, tokenizer, documents, options, **more), shared)
@@ -212,19 +214,19 @@ def compare_encoders(
         warn_of_cuts(corpus.embedder(model), UNPATCHED, options.lengths)
         rows = perform(model, UNPATCHED, jobs, results, bar.update)
         for entry in entries:
-            with under(model, entry, corpus, target_length) as reader:
+            with with_scheme(model, entry, corpus, target_length) as reader:
                 warn_of_cuts(corpus.embedder(reader), entry.label, options.lengths)
                 rows += perform(reader, entry.label, [*jobs, *paid], results, bar.update)
     return rows
 
 
 @contextmanager
-def under(model: Any, entry: Entry, corpus: Corpus, target_length: int) -> Iterator[Any]:
+def with_scheme(model: Any, entry: Entry, corpus: Corpus, target_length: int) -> Iterator[Any]:
     """The model with a scheme, for a while."""
     if entry.scheme == CHUNKED:
         yield Chunked(corpus.embedder(model), corpus.trained)
         return
-    patched(model, entry, target_length)
+    patch_with(model, entry, target_length)
     try:
         yield model
     finally:

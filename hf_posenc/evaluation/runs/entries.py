@@ -62,7 +62,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def patched(model: Any, entry: Entry, target_length: int) -> None:
+def patch_with(model: Any, entry: Entry, target_length: int) -> None:
     """Patch the model with a scheme; random parts are the same every time."""
     given = dict(entry.options)
     reaches = is_plan(entry.scheme) or SCHEMES[entry.scheme].factor_reaches

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..measures.processes import ALONE, Processes
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 from .decoders import decoder_identity, evaluate_decoder
 from .encoders import encoder_identity, evaluate_encoder
@@ -23,7 +23,7 @@ def evaluate(
     out: Any = None,
     force: bool = False,
     quiet: bool = True,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """Every figure that `options` asks for, and for a patched model its short-context tax.
 

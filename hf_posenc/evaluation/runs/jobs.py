@@ -54,11 +54,11 @@ def progress_bar(jobs: Sequence[tuple[str, Job]], results: Results, quiet: bool)
         yield bar
 
 
-def unique(jobs: Sequence[Job]) -> list[Job]:
+def unique_jobs(jobs: Sequence[Job]) -> list[Job]:
     return list({job.key: job for job in jobs}.values())
 
 
-def kept(results: Results, key: str, rows: list[Row]) -> list[Row]:
+def keep(results: Results, key: str, rows: list[Row]) -> list[Row]:
     if rows and key not in results.done:
         results.add(key, rows)
     return rows

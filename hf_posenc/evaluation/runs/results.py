@@ -14,8 +14,8 @@ import torch
 from ...compat.models import ORIGIN
 from ...errors import PosencError
 from ...patching.live import bare
+from ..measures.processes import ALONE, Processes
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import Document
 
 FORMAT = 1
@@ -60,7 +60,9 @@ def tokenizer_digest(tokenizer: Any) -> str:
 class Results:
     """The rows of each job of a run; kept in a JSONL file if a path is given, by the first of several processes."""
 
-    def __init__(self, path: str | os.PathLike[str] | None, identity: dict[str, Any], shared: Shared = ALONE) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, identity: dict[str, Any], shared: Processes = ALONE
+    ) -> None:
         self.path = None if path is None or not shared.first else Path(path)
         self.done: dict[str, list[Row]] = {}
         shared.by_first(lambda: self._open(identity))

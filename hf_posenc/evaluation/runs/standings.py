@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ..measures.estimates import separated
+from ..measures.estimates import differ
 from ..measures.rows import Row
 
 
@@ -40,7 +40,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
             apart = {
                 other.scheme
                 for other in group
-                if other is not row and separated(row.details["losses"], other.details["losses"], pairs)
+                if other is not row and differ(row.details["losses"], other.details["losses"], pairs)
             }
             better = [other for other in group if other.scheme in apart and other.value < row.value]
             worse = len(apart) - len(better)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..measures.estimates import mean_and_error, separated
+from ..measures.estimates import differ, mean_and_error
 from ..measures.retrieval import accuracy
 from ..measures.rows import Row
 from .standings import standings
@@ -39,13 +39,13 @@ def _of_losses(rows: Sequence[Row]) -> str:
     first = [s.scheme for s in group if s.rank == 1]
     others = [scheme for scheme in first if scheme != UNPATCHED]
     if UNPATCHED in first and others:
-        return f"At {end} tokens {listed(others)} cannot be told from the unpatched model"
-    led = f"At {end} tokens {listed(first)} {'is first' if len(first) == 1 else 'are level'}"
+        return f"At {end} tokens {join_names(others)} cannot be told from the unpatched model"
+    led = f"At {end} tokens {join_names(first)} {'is first' if len(first) == 1 else 'are level'}"
     if UNPATCHED in first or (UNPATCHED, end) not in own:
         return led
     mean = [sum(values) / len(first) for values in zip(*(own[scheme, end] for scheme in first), strict=True)]
     value, error = mean_and_error([a - b for a, b in zip(own[UNPATCHED, end], mean, strict=True)])
-    return f"{led}, {value:.2f}{plus(error)} nats better than {UNPATCHED} (n = {len(mean)})"
+    return f"{led}, {value:.2f}{error_suffix(error)} nats better than {UNPATCHED} (n = {len(mean)})"
 
 
 def _alone(scheme: str, own: dict[tuple[str, int], list[float]]) -> str:
@@ -55,9 +55,13 @@ def _alone(scheme: str, own: dict[tuple[str, int], list[float]]) -> str:
     if len(lengths) < 2 or len(low) != len(high):
         return ""
     value, error = mean_and_error([b - a for a, b in zip(low, high, strict=True)])
-    moved = "stays level" if not separated(low, high) else "rises" if value > 0 else "falls"
-    how = f"{moved} ({value:+.2f}{plus(error)} nats" if moved == "stays level" else f"{moved} by {abs(value):.2f}"
-    end = f", n = {len(low)})" if moved == "stays level" else f"{plus(error)} nats (n = {len(low)})"
+    moved = "stays level" if not differ(low, high) else "rises" if value > 0 else "falls"
+    how = (
+        f"{moved} ({value:+.2f}{error_suffix(error)} nats"
+        if moved == "stays level"
+        else f"{moved} by {abs(value):.2f}"
+    )
+    end = f", n = {len(low)})" if moved == "stays level" else f"{error_suffix(error)} nats (n = {len(low)})"
     return f"From {lengths[0]} to {lengths[-1]} tokens the loss of {scheme} {how}{end}"
 
 
@@ -76,7 +80,10 @@ def _of_accuracy(rows: Sequence[Row]) -> str:
         if n:
             value = sum(row.value * row.n for row in own) / n
             shares.append((value, accuracy([value] * n)[1], scheme, n))
-    told = [f"{scheme} {value:.2f}{plus(error)} (n = {n})" for value, error, scheme, n in sorted(shares, reverse=True)]
+    told = [
+        f"{scheme} {value:.2f}{error_suffix(error)} (n = {n})"
+        for value, error, scheme, n in sorted(shares, reverse=True)
+    ]
     return f"At {end} tokens the share of {task} that is right ({protocol}): {', '.join(told)}" if told else ""
 
 
@@ -87,13 +94,15 @@ def costs(rows: Sequence[Row]) -> str:
     dear = [row for row in longest.values() if row.value - 2 * (row.stderr or 0.0) > COSTLY]
     if not dear:
         return ""
-    said = ", ".join(f"{row.scheme} costs {row.value:.2f}{plus(row.stderr)} nats on short text" for row in dear)
+    said = ", ".join(
+        f"{row.scheme} costs {row.value:.2f}{error_suffix(row.stderr)} nats on short text" for row in dear
+    )
     return f"{said}: {'it needs' if len(dear) == 1 else 'they need'} training"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def plus(error: float | None) -> str:
+def error_suffix(error: float | None) -> str:
     return "" if error is None else f" ± {error:.2f}"

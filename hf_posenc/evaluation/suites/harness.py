@@ -19,9 +19,9 @@ from ...errors import PosencError, suggestion
 from ...extras import install_command, require
 from ...patching.lengths import refuse_beyond_reach
 from ...patching.live import bare
+from ..measures.processes import ALONE, Processes
 from ..measures.retrieval import accuracy
 from ..measures.rows import Row
-from ..measures.sharing import ALONE, Shared
 from ..measures.texts import refuse_missing
 from ..runs.jobs import scheme_of
 from ..runs.results import Results
@@ -55,7 +55,7 @@ def evaluate_harness(
     samples: int = 50,
     batch_size: int = 1,
     results: Results | None = None,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> list[Row]:
     """A row for each task of `group` (a suite, a group of its tasks, or task names with commas) at each length.
 
@@ -77,27 +77,27 @@ def harness_rows(
     samples: int,
     batch_size: int,
     results: Results,
-    shared: Shared = ALONE,
+    shared: Processes = ALONE,
 ) -> Iterator[Row]:
     """The rows of `evaluate_harness` as they come."""
     refuse_divided_batches(batch_size, shared)
-    tasks, wanted = planned(model, tokenizer, group, lengths, samples)
+    tasks, wanted = plan_harness(model, tokenizer, group, lengths, samples)
     lm = wrapped(model, tokenizer, batch_size)
     scheme = scheme_of(model)
     with saved(tokenizer) as folder:
         for name in tasks:
             if name not in OFFLINE:
-                loaded(name, wanted[0], folder)  # what cannot be had is said now, not after hours
+                load_task(name, wanted[0], folder)  # what cannot be had is said now, not after hours
         for name in tasks:
             for low, length in zip([0, *wanted], wanted, strict=False):
                 key = f"{scheme}/harness/{name}/{low}-{length}/{samples}"
                 if key not in results.done:
-                    row = measured(lm, name, (low, length), folder, samples, shared)
+                    row = run_task(lm, name, (low, length), folder, samples, shared)
                     results.add(key, [] if row is None else [Row(**{**row, "scheme": scheme})])
                 yield from results.done[key]
 
 
-def planned(
+def plan_harness(
     model: Any, tokenizer: Any, group: str, lengths: Sequence[int], samples: int
 ) -> tuple[list[str], list[int]]:
     """The tasks and lengths in order; raises for what can be known to be wrong before anything runs."""
@@ -113,7 +113,7 @@ def planned(
     return tasks, wanted
 
 
-def refuse_divided_batches(batch_size: int, shared: Shared) -> None:
+def refuse_divided_batches(batch_size: int, shared: Processes) -> None:
     """Raise where processes would put other prompts together than one does, whose padding moves the last digits."""
     if shared.count > 1 and batch_size > 1:
         raise PosencError(
@@ -197,7 +197,7 @@ def refuse_endless(tasks: Sequence[str], lengths: Sequence[int], tokenizer: Any)
         )
 
 
-def loaded(name: str, length: int, tokenizer: str) -> Any:
+def load_task(name: str, length: int, tokenizer: str) -> Any:
     """One task with documents of one length, the same ones whenever it is loaded."""
     from ...compat.harness import import_functions
 
@@ -220,13 +220,13 @@ def loaded(name: str, length: int, tokenizer: str) -> Any:
         raise PosencError(f"{name} cannot be made at {length} tokens: {error}") from None
 
 
-def measured(
-    lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, samples: int, shared: Shared = ALONE
+def run_task(
+    lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, samples: int, shared: Processes = ALONE
 ) -> dict[str, Any] | None:
     """The fields of a row; None where no document of LongBench has such a length."""
     from lm_eval import evaluator
 
-    task = loaded(name, span[1], tokenizer)
+    task = load_task(name, span[1], tokenizer)
     task.set_config(key="num_fewshot", value=task.get_config("num_fewshot") or 0)
     task.set_fewshot_seed(seed=SEED)
     chosen, details = chosen_documents(lm, task, span, samples)

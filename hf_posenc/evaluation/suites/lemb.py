@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import PosencError, suggestion
 from ...extras import require
 from ...patching.embedders import is_embedder
-from ..measures.embeddings import Embedder, embedded, embedder_of
+from ..measures.embeddings import Embedder, embed, embedder_of
 from ..measures.retrieval import accuracy
 from ..measures.rows import Row
 from ..measures.texts import refuse_missing
@@ -53,7 +53,7 @@ def task_names(group: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def planned_lemb(model: Any, tokenizer: Any, group: str, lengths: Sequence[int]) -> list[tuple[str, str, int]]:
+def plan_lemb(model: Any, tokenizer: Any, group: str, lengths: Sequence[int]) -> list[tuple[str, str, int]]:
     """Tasks with their splits and lengths; raises for what can be known to be wrong before anything runs."""
     wanted, names = sorted(set(lengths)), task_names(group)
     refuse_missing(tokenizer)
@@ -85,7 +85,7 @@ def evaluate_lemb(
     The four real tasks have documents of any length; they are cut at the longest of `lengths`, and at what the model
     reads. What `results` has is not made again, and what is made is added to them.
     """
-    plan = planned_lemb(model, tokenizer, group, lengths)
+    plan = plan_lemb(model, tokenizer, group, lengths)
     kept, scheme, rows = results or Results(None, {}), scheme_of(model), []
     todo = [(name, split, n) for name, split, n in plan if _key(scheme, name, n) not in kept.done]
     tasks = {name: loaded(name) for name in dict.fromkeys(name for name, _, _ in todo)}  # now, not after hours
@@ -176,7 +176,7 @@ class Encoder:
         make = self.embedder.queries if asking else self.embedder.documents
         limit = self.embedder.limit or 1
         sizes = [min(1 + len(text) // 4, limit) for text in texts]  # tokens, about
-        return embedded(make, texts, sizes, self.batch_size, self.embedder.model.device.type).numpy()
+        return embed(make, texts, sizes, self.batch_size, self.embedder.model.device.type).numpy()
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         return unit(embeddings1) @ unit(embeddings2).T

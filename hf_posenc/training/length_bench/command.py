@@ -15,7 +15,7 @@ from .page import page
 from .runs import Job, Settings, key_of, read_results, run
 
 
-def missing(jobs: list[Job], done: list[dict[str, Any]]) -> list[Job]:
+def missing_jobs(jobs: list[Job], done: list[dict[str, Any]]) -> list[Job]:
     known = {key_of(result) for result in done}
     return [job for job in jobs if job.key not in known]
 
@@ -41,7 +41,7 @@ def bench(tasks: list[str], schemes: list[str], seeds: int, settings: Settings, 
     file, written = out / "results.jsonl", out / "index.html"
     jobs = [Job(task, scheme, seed, settings) for task in tasks for seed in range(seeds) for scheme in schemes]
     results = read_results(file)
-    todo = missing(jobs, results)
+    todo = missing_jobs(jobs, results)
     print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {file}.", flush=True)
     file.write_text("".join(json.dumps(result) + "\n" for result in results), encoding="utf-8")
     for result in results_of(todo, min(processes, max(len(todo), 1))):

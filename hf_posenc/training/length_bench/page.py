@@ -86,7 +86,7 @@ def curves(found: dict[str, dict[int, Point]], trained: int, most: float) -> str
     return "".join([*parts, "</svg>"])
 
 
-def past(results: list[dict[str, Any]]) -> dict[str, Point]:
+def mean_past_training(results: list[dict[str, Any]]) -> dict[str, Point]:
     """Exact match of each scheme past the trained lengths, as far as others have tested, over seeds."""
     found: dict[str, list[float]] = {}
     for result in results:
@@ -101,7 +101,7 @@ def rows(task: str, results: list[dict[str, Any]], only: Sequence[int] = ()) -> 
     found = by_scheme(results)
     lengths = [n for n in sorted({n for of in found.values() for n in of}) if not only or n in only]
     head = ["scheme", *map(str, lengths)]
-    averages = past(results) if task in TASKS else {}
+    averages = mean_past_training(results) if task in TASKS else {}
     theirs = AVERAGES.get(task, {})
     if averages:
         head.append(f"past {results[0]['settings']['longest']}, to {FARTHEST}")
@@ -142,7 +142,7 @@ def by_task(results: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [group for _, group in sorted(kinds.items())]
 
 
-def drawing(results: list[dict[str, Any]]) -> str:
+def task_curves(results: list[dict[str, Any]]) -> str:
     """The curves of one task."""
     found, text = by_scheme(results), results[0]["task"] == STDLIB
     trained = results[0]["settings"]["row" if text else "longest"]
@@ -150,7 +150,7 @@ def drawing(results: list[dict[str, Any]]) -> str:
     return curves(found, trained, most)
 
 
-def lead(results: list[dict[str, Any]]) -> str:
+def introduction(results: list[dict[str, Any]]) -> str:
     """What is measured, and how."""
     s, text = results[0]["settings"], results[0]["task"] == STDLIB
     what, trained = ("Loss by bytes of a row", s["row"]) if text else ("Exact match by length", s["longest"])
@@ -163,7 +163,7 @@ def page(results: list[dict[str, Any]]) -> str:
     parts.append("<h1>Length generalisation</h1>")
     for group in by_task(results):
         task = group[0]["task"]
-        parts += [f"<h2>{TITLES[task]}</h2><p>{lead(group)}</p>", drawing(group), table(task, group)]
+        parts += [f"<h2>{TITLES[task]}</h2><p>{introduction(group)}</p>", task_curves(group), table(task, group)]
     parts.append(
         f"<p>Published: {SOURCE}. Models of other sizes, trained for longer: compare orders, not numbers.</p>"
     )

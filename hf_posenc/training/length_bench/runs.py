@@ -68,12 +68,12 @@ class Job:
         return json.dumps([self.task, self.scheme, self.seed, asdict(self.settings)], sort_keys=True)
 
 
-def spread(length: int, most: int, generator: torch.Generator) -> Tensor:
+def random_positions(length: int, most: int, generator: torch.Generator) -> Tensor:
     """Randomized positions (Ruoss et al. 2023): a sorted sample of so many out of `most`."""
     return torch.randperm(most, generator=generator)[:length].sort().values
 
 
-def model_of(job: Job, trained: int, vocabulary: int) -> LlamaForCausalLM:
+def make_model(job: Job, trained: int, vocabulary: int) -> LlamaForCausalLM:
     """A small decoder with the scheme in place of its RoPE, all of it random."""
     s, name = job.settings, job.scheme.removesuffix(RANDOMIZED)
     torch.manual_seed(job.seed)
@@ -96,7 +96,7 @@ def model_of(job: Job, trained: int, vocabulary: int) -> LlamaForCausalLM:
         return patch_model(model, name, **options)
 
 
-def batch_of(examples: list[Example]) -> tuple[Tensor, Tensor]:
+def make_batch(examples: list[Example]) -> tuple[Tensor, Tensor]:
     """Ids and labels, padded at the end, which nothing before it sees."""
     width = max(len(example.ids) for example in examples)
     ids = torch.full((len(examples), width), NUMBERS[PAD])
@@ -112,7 +112,7 @@ def task_batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
     rng = random.Random(f"train/{job.task}/{job.seed}")
     while True:
         lengths = [rng.randint(1, job.settings.longest) for _ in range(job.settings.batch)]
-        yield batch_of([draw(job.task, length, rng, False) for length in lengths])
+        yield make_batch([draw(job.task, length, rng, False) for length in lengths])
 
 
 def text_batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
@@ -138,7 +138,7 @@ def train(job: Job, model: LlamaForCausalLM, batches: Iterator[tuple[Tensor, Ten
         ids, labels = next(batches)
         given: dict[str, Any] = {}
         if job.scheme.endswith(RANDOMIZED):
-            given["position_ids"] = spread(ids.shape[1], most, generator)[None].expand_as(ids)
+            given["position_ids"] = random_positions(ids.shape[1], most, generator)[None].expand_as(ids)
             given["attention_mask"] = torch.ones_like(ids)  # a leap would be taken for the border of a text
         loss = model(ids, labels=labels, use_cache=False, **given).loss
         optimizer.zero_grad()
@@ -158,7 +158,7 @@ def exact_match(model: LlamaForCausalLM, examples: list[Example]) -> float:
     answer shows that.
     """
     model.eval()
-    ids, labels = batch_of(examples)
+    ids, labels = make_batch(examples)
     likeliest = model(ids, use_cache=False).logits[:, :-1].argmax(-1)
     right = (likeliest == labels[:, 1:]) | (labels[:, 1:] == IGNORED)
     return float(right.all(-1).double().mean())
@@ -184,12 +184,12 @@ def run(job: Job) -> dict[str, Any]:
     """The line of a result."""
     s, began = job.settings, time.process_time()
     if job.task == STDLIB:
-        model, most = model_of(job, s.row, 256), max(s.rows_tested)
+        model, most = make_model(job, s.row, 256), max(s.rows_tested)
         loss = train(job, model, text_batches(job), most)
         found = {length: text_loss(model, length) for length in s.rows_tested}
     else:
         longest = max(len(e.ids) for e in (draw(job.task, s.longest, random.Random(i), False) for i in range(50)))
-        model, most = model_of(job, longest, len(VOCABULARY)), 4 * max(s.tested)
+        model, most = make_model(job, longest, len(VOCABULARY)), 4 * max(s.tested)
         loss = train(job, model, task_batches(job), most)
         found = {length: exact_match(model, held_out_examples(job, length)) for length in s.tested}
     return {

@@ -11,7 +11,7 @@ from ..checkpoints.on_disk import config_of, model_of_config
 from ..checkpoints.save_load import save
 from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
-from ..evaluation.measures.sharing import launched
+from ..evaluation.measures.processes import launched_processes
 from ..evaluation.measures.texts import tokenized
 from ..patching.patch import patch_model
 from ..schemes.base import scheme_from
@@ -20,7 +20,7 @@ from ..search.evolution import Round
 from ..search.page import page, told_task
 from ..search.recommend import recommend
 from ..search.search import Found, search
-from .measuring import loaded, said_device
+from .run_evaluation import choose_device, load_model
 
 
 def run_search(
@@ -39,13 +39,13 @@ def run_search(
 ) -> None:
     budget = Budget(**sizes)
     start = scheme_from(scheme, {"target_length": target, "temperature": temperature})
-    live, tokenizer = loaded(model, said_device(device), dtype, None), tokenizer_of(model)
+    live, tokenizer = load_model(model, choose_device(device), dtype, None), tokenizer_of(model)
     out.mkdir(parents=True, exist_ok=True)
     found = search(
         live, tokenizer, tokenized(texts, tokenizer), target_length=target, scheme=start, fitness=fitness,
-        short_weight=short_weight, budget=budget, seed=seed, out=out / "search.jsonl", tell=teller(budget),
+        short_weight=short_weight, budget=budget, seed=seed, out=out / "search.jsonl", tell=progress_printer(budget),
     )  # fmt: skip
-    if not launched().first:
+    if not launched_processes().first:
         return
     patch_model(live, found.scheme, existing="extend")
     save(live, out)
@@ -53,10 +53,10 @@ def run_search(
         tokenizer.save_pretrained(out)
     command = f"hf-posenc eval {out} --lengths {target} --text ... --tasks perplexity,passkey"
     (out / "search.html").write_text(page(found, command), encoding="utf-8")
-    show(found, out, command)
+    print_findings(found, out, command)
 
 
-def teller(budget: Budget) -> Any:
+def progress_printer(budget: Budget) -> Any:
     """Says after each round what is best, and how long the rest will take."""
     begun, done = time.monotonic(), 0
 
@@ -71,7 +71,7 @@ def teller(budget: Budget) -> Any:
     return tell
 
 
-def show(found: Found, out: Path, command: str) -> None:
+def print_findings(found: Found, out: Path, command: str) -> None:
     print(found.sentence)
     for task, length in dict.fromkeys((row.task, row.length) for row in found.rows):
         print(f"\n{told_task(task)} at {length} tokens that did not guide the search:")
@@ -95,7 +95,7 @@ def run_recommend(
         skeleton = model_of_config(config_of(model))
         print(recommend(skeleton, target_length=target, serve=serve, training=training, path=model))
         return
-    live, tokenizer = loaded(model, said_device(device), dtype, None), tokenizer_of(model)
+    live, tokenizer = load_model(model, choose_device(device), dtype, None), tokenizer_of(model)
     if tokenizer is None:
         raise PosencError(
             f"There is no tokenizer at {model!r} to read text with: leave --text out, or save one there."

@@ -31,17 +31,17 @@ def plain_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         raise typer.Exit(1) from None
     except (PosencError, OSError) as error:
-        say(told(error))
+        print_error(error_message(error))
         raise typer.Exit(2) from None
     finally:
         warnings.formatwarning = before
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     print(f"hf-posenc: {text}", file=sys.stderr)
 
 
-def told(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     """What went wrong; of the system's errors, with which file and what to do."""
     if not isinstance(error, OSError) or isinstance(error, PosencError) or error.filename is None:
         return str(error)
@@ -50,7 +50,7 @@ def told(error: Exception) -> str:
     return f"{where}: {error.strerror}.{hint}"
 
 
-def answering(command: Callable[..., None]) -> Callable[..., None]:
+def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose errors and interruptions are answered plainly."""
 
     @wraps(command)
@@ -59,13 +59,13 @@ def answering(command: Callable[..., None]) -> Callable[..., None]:
             try:
                 command(**given)
             except KeyboardInterrupt:
-                say(interrupted(given))
+                print_error(interruption_message(given))
                 raise typer.Exit(INTERRUPTED) from None
 
     return run
 
 
-def interrupted(given: dict[str, Any]) -> str:
+def interruption_message(given: dict[str, Any]) -> str:
     """What is kept of a run that was interrupted, and how to go on."""
     if "out" not in given or "lengths" not in given:
         return "interrupted."

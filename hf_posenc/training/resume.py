@@ -14,8 +14,8 @@ from rich.console import Console
 
 from ..errors import PosencError
 from .manifest import newest_whole, refuse_other_settings
-from .reading import completed
 from .settings import Settings
+from .settings_file import complete_settings
 
 FILE = "run.json"
 console = Console(stderr=True)
@@ -54,7 +54,7 @@ class Clock:
         return Past(self.past.seconds + here - self.started, self.past.training_seconds + training, commands)
 
 
-def where_to_begin(settings: Settings, resume: bool) -> Path | None:
+def find_checkpoint(settings: Settings, resume: bool) -> Path | None:
     """The checkpoint that a run goes on from; None for a new run. Nothing that lies there is ever overwritten."""
     main_process = PartialState().is_main_process
     say = partial(console.print, soft_wrap=True) if main_process else lambda *words: None
@@ -73,7 +73,7 @@ def where_to_begin(settings: Settings, resume: bool) -> Path | None:
             raise PosencError(f"{output} has no whole checkpoint to go on from. Begin anew with another --output.")
         say(f"{output} holds no checkpoint yet: the run begins.")
         return None
-    refuse_other_settings(found.checkpoint, settings.of_run(), completed)
+    refuse_other_settings(found.checkpoint, settings.of_run(), complete_settings)
     say(f"Going on from {found.checkpoint}.")
     PartialState().wait_for_everyone()  # all have looked
     for name in found.damaged if main_process else ():  # the run will come by these names again

@@ -16,12 +16,12 @@ from ..evaluation.measures.rows import Row
 from ..evaluation.report import write
 from ..models import model_path
 from .card import card, merged_card, results
-from .preparing import AUTO, four_bits
-from .resuming import console
+from .preparation import AUTO, four_bits
+from .resume import console
 from .settings import Settings
 
 
-def tuned_name(settings: Settings) -> str:
+def tuned_label(settings: Settings) -> str:
     """What figures of the trained model are shown under."""
     return f"{settings.scheme.name or 'unpatched'}, tuned"
 
@@ -44,7 +44,7 @@ def finish(
     if settings.model.quantize is not None:
         given["quantization_config"] = four_bits(settings.model.quantize, dtype)
     reloaded = load(folder, model_class=kind, **given)
-    figures += measure(reloaded.to(device), label=tuned_name(settings))
+    figures += measure(reloaded.to(device), label=tuned_label(settings))
     about = {
         "title": f"{settings.model.path or 'a fresh model'} with {settings.scheme.name or 'its own positions'}",
         **{key: facts[key] for key in ("trained_length", "command", "versions")},

@@ -10,11 +10,11 @@ from ..core.lengths import parsed_length
 from ..errors import PosencError
 from ..evaluation.measures.text_files import read_texts
 from ..evaluation.runs.outputs import refuse_outputs
-from .known import DTYPES, PLANS, PROTOCOLS, TASKS, check, scheme_names
+from .names import DTYPES, PLANS, PROTOCOLS, TASKS, check_name, scheme_names
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What was typed, as far as it can be understood without a model."""
 
     given: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Asked:
             raise AttributeError(name) from None
 
 
-def understood(given: Mapping[str, Any], lengths: list[int], tasks: str, target: int = 0) -> Asked:
+def parse_request(given: Mapping[str, Any], lengths: list[int], tasks: str, target: int = 0) -> Request:
     """What was typed; raises for whatever is wrong with it by itself."""
     names = tuple(filter(None, (name.strip() for name in (given["tasks"] or tasks).split(","))))
     if not names and not given.get("harness"):
@@ -44,11 +44,11 @@ def understood(given: Mapping[str, Any], lengths: list[int], tasks: str, target:
             f"--tasks {given['tasks']!r} names no task. Take some of {', '.join(TASKS)}, or leave it out."
         )
     for name in names:
-        check("task", name, TASKS)
-    check("protocol", given["protocol"], PROTOCOLS)
-    check("dtype", given["dtype"], DTYPES)
+        check_name("task", name, TASKS)
+    check_name("protocol", given["protocol"], PROTOCOLS)
+    check_name("dtype", given["dtype"], DTYPES)
     if given["device_map"] is not None:
-        check("device map", given["device_map"], ("auto",))
+        check_name("device map", given["device_map"], ("auto",))
         if given["device"] is not None:
             raise PosencError("--device puts all of a model in one place, and --device-map in several: leave one out.")
     try:
@@ -59,7 +59,7 @@ def understood(given: Mapping[str, Any], lengths: list[int], tasks: str, target:
     if wanting and not given["text"]:
         raise PosencError(f"{wanting[0]} reads text, and none was given: name files, folders or patterns with --text.")
     refuse_outputs(given["json_file"], given["report"], given["out"])
-    return Asked(
+    return Request(
         given=given,
         lengths=lengths,
         tasks=names,
@@ -76,4 +76,4 @@ def refuse_unknown_schemes(schemes: str) -> None:
     for part in filter(None, (piece.strip() for piece in schemes.split(","))):
         name, _, _ = part.partition(":")
         if "=" not in name and ": " not in part:  # which is a plan, written out
-            check("scheme", name, (*scheme_names(), *PLANS, "chunked"))
+            check_name("scheme", name, (*scheme_names(), *PLANS, "chunked"))

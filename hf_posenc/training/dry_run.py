@@ -9,12 +9,12 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
-from .estimate import step_of
-from .recipe import Run, prepared
+from .estimate import estimate_step
+from .recipe import Run, prepare
 from .rows import IGNORED
 from .settings import Settings
 from .trainer import rows_a_step
-from .tuning import trained_count
+from .tuning import estimate_trainable
 
 SOME = 32
 """Rows that shares are counted in."""
@@ -27,7 +27,7 @@ ERROR = 0.3
 
 def dry_run(settings: Settings, merged: bool = False) -> None:
     """Show what a run would be."""
-    run = prepared(settings, merged=merged)
+    run = prepare(settings, merged=merged)
     a_step, steps = rows_a_step(run.args), settings.train.max_steps
     rows = list(islice(iter(run.rows), SOME))
     every = sum(row["input_ids"].numel() for row in rows)
@@ -40,8 +40,8 @@ def dry_run(settings: Settings, merged: bool = False) -> None:
         "tokens": f"{run.rows.plan.tokens(a_step * steps):,}",
         "steps": f"{steps:,}",
         "learned": f"{learned / every:.0%} of the tokens of {len(rows)} rows; {padding / every:.1%} are padding",
-        "parameters": f"{trained_count(run.model, settings.tune):,} trained, {run.parameters:,} in the model",
-        **memory(run),
+        "parameters": f"{estimate_trainable(run.model, settings.tune):,} trained, {run.parameters:,} in the model",
+        **memory_lines(run),
         "written": f"to {settings.output}",
     }.items():
         table.add_row(name, value)
@@ -52,9 +52,9 @@ def dry_run(settings: Settings, merged: bool = False) -> None:
     console.print(text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]}\n[...]\n{text[-SHOWN:]}", markup=False)
 
 
-def memory(run: Run) -> dict[str, str]:
+def memory_lines(run: Run) -> dict[str, str]:
     """About what a step takes on each device, where parameters are whole, and how far from it that may be."""
-    step = step_of(run.model, run.settings)
+    step = estimate_step(run.model, run.settings)
     told = {
         "memory": f"about {step.peak / GB:.1f} GB of tensors a process, give or take {ERROR:.0%}",
         "of which": ", ".join(f"{name} {value / GB:.2f}" for name, value in asdict(step).items()),

@@ -15,7 +15,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Shared:
+class Processes:
     """Processes that each have all of the model; a single one, unless a state of accelerate is given."""
 
     def __init__(self, state: Any = None) -> None:
@@ -40,9 +40,9 @@ class Shared:
 
     def by_first(self, work: Callable[[], T]) -> T:
         """What the first process makes, in all of them; its error too, which would leave the others waiting."""
-        done = attempted(work) if self.first else None
+        done = attempt(work) if self.first else None
         made, error = self.from_first(done)  # type: ignore[misc]
-        return answered(made, error)
+        return unwrap(made, error)
 
     def each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
         """The result of every item, in order, in every process; an error of any process is raised in all."""
@@ -51,15 +51,15 @@ class Shared:
         from accelerate.utils import gather_object
 
         count, own = self.state.num_processes, self.state.process_index
-        mine = [(i, attempted(lambda i=i: work(items[i]))) for i in range(own, len(items), count)]  # type: ignore[misc]
+        mine = [(i, attempt(lambda i=i: work(items[i]))) for i in range(own, len(items), count)]  # type: ignore[misc]
         done = sorted(gather_object(mine), key=lambda pair: pair[0])
-        return [answered(made, error) for _, (made, error) in done]
+        return [unwrap(made, error) for _, (made, error) in done]
 
 
-ALONE = Shared()
+ALONE = Processes()
 
 
-def launched() -> Shared:
+def launched_processes() -> Processes:
     """The processes that `accelerate launch` or `torchrun` started."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started == 1:
@@ -71,17 +71,17 @@ def launched() -> Shared:
             f"{started} processes were started, and accelerate knows of {state.num_processes}: each would do all of "
             "the work. Start them by `accelerate launch` or `torchrun`."
         )
-    return Shared(state)
+    return Processes(state)
 
 
-def attempted(work: Callable[[], R]) -> tuple[R | None, Exception | None]:
+def attempt(work: Callable[[], R]) -> tuple[R | None, Exception | None]:
     try:
         return work(), None
     except PosencError as error:
         return None, error
 
 
-def answered(made: R | None, error: Exception | None) -> R:
+def unwrap(made: R | None, error: Exception | None) -> R:
     if error is not None:
         raise error
     return made  # type: ignore[return-value]

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import PosencError, suggestion
+from .recipe_files import recipe_path
 from .settings import Settings
 from .settings.values import models_of
-from .shipped import recipe_path
 
 
-def completed(stored: Any) -> Any:
+def complete_settings(stored: Any) -> Any:
     """The settings of a run that were stored by `of_run`, with what later releases added."""
     try:
         return json.loads(json.dumps(Settings.model_validate({**stored, "output": ""}).of_run()))
@@ -39,7 +39,7 @@ def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     try:
         return Settings.model_validate(raw)
     except ValidationError as error:
-        told = "\n".join(f"  {_told(problem)}" for problem in error.errors())
+        told = "\n".join(f"  {_problem_message(problem)}" for problem in error.errors())
         raise PosencError(f"{os.fspath(path)} with what the command line says:\n{told}") from None
 
 
@@ -73,7 +73,7 @@ def _override(raw: dict[str, Any], given: str) -> None:
         raise PosencError(f"{given!r}: the value is not YAML ({error}).") from None
 
 
-def _told(problem: ErrorDetails) -> str:
+def _problem_message(problem: ErrorDetails) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         *sections, key = problem["loc"]

@@ -41,7 +41,7 @@ class Mixture:
             part.refuse_short(length, room)
 
 
-def mixed_in_order(cutters: Sequence[Cutter], choice: Choice) -> Cutter:
+def mix_in_order(cutters: Sequence[Cutter], choice: Choice) -> Cutter:
     """The same of texts that are read while training."""
 
     def cut(index: int, room: int) -> Row:
@@ -51,7 +51,7 @@ def mixed_in_order(cutters: Sequence[Cutter], choice: Choice) -> Cutter:
     return cut
 
 
-def by_length(documents: Iterable[Sequence[int]], asked: LongDocuments) -> list[tuple[Stream, float]]:
+def split_by_length(documents: Iterable[Sequence[int]], asked: LongDocuments) -> list[tuple[Stream, float]]:
     """Long documents and the others, and the share of rows that each is to have."""
     long: list[Sequence[int]] = []
     others: list[Sequence[int]] = []

@@ -46,12 +46,12 @@ def scheme_names() -> tuple[str, ...]:
     return tuple(sorted({*own, *(point.name for point in entry_points(group=PLUGINS))}))
 
 
-def check(kind: str, name: str, known: Sequence[str]) -> None:
+def check_name(kind: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
         raise PosencError(f"Unknown {kind} {name!r}.{suggestion(name, list(known))}")
 
 
-def completed(incomplete: str, known: Iterable[str]) -> list[str]:
+def complete_list(incomplete: str, known: Iterable[str]) -> list[str]:
     """What a list with commas may go on with."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in known if name.startswith(last)]

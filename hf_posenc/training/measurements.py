@@ -27,7 +27,7 @@ from .rows import IGNORED
 from .settings import MeasureSettings
 
 DEPTHS = 5
-SEARCHES = ("embed_passkey", "embed_needle")
+RETRIEVAL_TASKS = ("embed_passkey", "embed_needle")
 
 
 def held_out_documents(texts: Sequence[str], tokenizer: Any, longest: int, asked: MeasureSettings) -> list[Document]:
@@ -59,7 +59,7 @@ def windows_that_fit(documents: Sequence[Document], longest: int, asked: Measure
     return count
 
 
-def measured(
+def measure_model(
     model: Any,
     tokenizer: Any,
     documents: Sequence[Document],
@@ -100,14 +100,14 @@ def causal_loss(
     )
 
 
-def searched(
+def retrieval_accuracy(
     model: Any, tokenizer: Any, documents: Sequence[Document], *, length: int, longest: int, reading: Reading,
     asked: MeasureSettings, label: str, progress: Progress,
 ) -> list[Row]:  # fmt: skip
     """How often an embedder finds a document by what is hidden in it."""
     embedder, straws = Pooled(model, tokenizer), Haystacks(queries=asked.windows, documents=asked.windows)
     rows: list[Row] = []
-    for task in SEARCHES:
+    for task in RETRIEVAL_TASKS:
         rows += embedding_retrieval(
             embedder, task, length, asked=straws, documents=documents, scheme=label, progress=progress
         )
@@ -136,7 +136,7 @@ def masked_loss(
     for start in range(0, len(ids), size):
         rows, labels = [], []
         for number, row in enumerate(ids[start : start + size].tolist(), start):
-            hidden, wanted = masked(row, tokenizer.mask_token_id, reading.scored, number)
+            hidden, wanted = mask_last_tokens(row, tokenizer.mask_token_id, reading.scored, number)
             rows.append([*opening, *hidden, *closing])
             labels.append([*[IGNORED] * len(opening), *wanted, *[IGNORED] * len(closing)])
         targets = torch.tensor(labels, device=model.device)
@@ -154,7 +154,7 @@ def masked_loss(
     return [row]
 
 
-def masked(ids: list[int], mask: int, scored: int, seed: int) -> tuple[list[int], list[int]]:
+def mask_last_tokens(ids: list[int], mask: int, scored: int, seed: int) -> tuple[list[int], list[int]]:
     """Tokens with a quarter of the last `scored` hidden, and what these were."""
     chosen = random.Random(seed).sample(range(len(ids) - scored, len(ids)), max(1, scored // 4))
     labels = [IGNORED] * len(ids)
@@ -180,6 +180,6 @@ def lengths_upto(trained: int, target: int) -> list[int]:
     return found if target <= trained else [*found, target]
 
 
-MEASURES = {"causal": causal_loss, "masked": masked_loss, "contrastive": searched}
-TEXTS = {"causal": 1, "masked": 1, "contrastive": len(SEARCHES)}
+MEASURES = {"causal": causal_loss, "masked": masked_loss, "contrastive": retrieval_accuracy}
+TEXTS = {"causal": 1, "masked": 1, "contrastive": len(RETRIEVAL_TASKS)}
 """How many texts are read for each window."""

@@ -31,9 +31,9 @@ from ..patching.live import is_patched, record_of
 from ..patching.patch import patch_model
 from ..patching.records import Record
 from .contrastive import Pairs
-from .examples import READ, Examples, fitting, refuse_long, whole_examples
-from .measured import frame, held_out_documents, lengths_upto, measured
-from .mixing import Choice, Mixture, by_length, mixed_in_order
+from .examples import READ, Examples, refuse_long, usable_examples, whole_examples
+from .measurements import frame, held_out_documents, lengths_upto, measure_model
+from .mixture import Choice, Mixture, mix_in_order, split_by_length
 from .retrieval import passkey_row
 from .rows import (
     Cuts,
@@ -50,17 +50,17 @@ from .rows import (
     stages,
 )
 from .settings import Settings, Source
-from .sources import Corpus, corpus
+from .sources import Corpus, load_corpus
 
 Texts = Sequence[tuple[Corpus, float]]
 """What is read, and how often."""
 
 AUTO: dict[str, Any] = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "contrastive": AutoModel}
-SOME = 200
+PASSKEY_DOCUMENTS = 200
 """Documents that passkeys are hidden in."""
 
 
-def made(settings: Settings) -> tuple[Any, Any]:
+def make_model(settings: Settings) -> tuple[Any, Any]:
     """The model, as it came, and its tokenizer."""
     asked = settings.model
     set_seed(settings.train.seed)  # a fresh model begins at random
@@ -114,14 +114,14 @@ def positions_name(model: Any) -> str:
 def training_rows(settings: Settings, texts: Texts, tokenizer: Any, a_step: int) -> TrainingRows | StreamedRows:
     """What is trained on: `a_step` rows for every step."""
     asked = settings.data
-    plan = plan_of(settings, tokenizer, stages(asked, settings.train.max_steps, a_step), texts)
+    plan = make_plan(settings, tokenizer, stages(asked, settings.train.max_steps, a_step), texts)
     weights = [weight for _, weight in texts]
     if any(text.streamed for text, _ in texts):
         refuse_unseen(texts)
         choice = Choice(weights, len(plan), settings.train.seed)
-        makers = [partial(cutter, text, tokenizer, settings) for text, _ in texts]
-        return StreamedRows(lambda: mixed_in_order([make() for make in makers], choice), plan)
-    found = [part for text, weight in texts for part in cuts(text, weight, tokenizer, settings)]
+        makers = [partial(make_cutter, text, tokenizer, settings) for text, _ in texts]
+        return StreamedRows(lambda: mix_in_order([make() for make in makers], choice), plan)
+    found = [part for text, weight in texts for part in make_cuts(text, weight, tokenizer, settings)]
     if len(found) == 1:
         return TrainingRows(found[0][0], plan)
     choice = Choice([weight for _, weight in found], len(plan), settings.train.seed)
@@ -141,27 +141,27 @@ def refuse_unseen(texts: Texts) -> None:
 def held_out_rows(settings: Settings, texts: Texts, tokenizer: Any) -> TrainingRows:
     """What is looked at while training: rows of text that is held out, the same each time."""
     plain = settings.model_copy(update={"data": settings.data.model_copy(update={"passkey": 0.0, "pose": None})})
-    plan = plan_of(plain, tokenizer, [(settings.train.eval_rows, settings.data.length)], texts)
+    plan = make_plan(plain, tokenizer, [(settings.train.eval_rows, settings.data.length)], texts)
     held = [(replace(text, documents=partial(iter, text.held_out), streamed=False), weight) for text, weight in texts]
     kept = settings.model_copy(update={"data": plain.data.model_copy(update={"long_documents": None})})
-    parts = [part for text, weight in held for part in cuts(text, weight, tokenizer, kept)]
+    parts = [part for text, weight in held for part in make_cuts(text, weight, tokenizer, kept)]
     choice = Choice([weight for _, weight in parts], len(plan), settings.train.seed)
-    with told_of("train.eval_steps: of the text that is held out no row can be made"):
+    with name_key("train.eval_steps: of the text that is held out no row can be made"):
         return TrainingRows(Mixture([part for part, _ in parts], choice), plan)
 
 
-def plan_of(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, int]], texts: Texts) -> Plan:
+def make_plan(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, int]], texts: Texts) -> Plan:
     """How rows are made of stretches of text."""
     asked, objective = settings.data, settings.model.objective
     plain = [text for text, _ in texts if text.format == "text"]
-    some = list(islice(plain[0].documents(), SOME)) if asked.passkey and plain else []
+    some = list(islice(plain[0].documents(), PASSKEY_DOCUMENTS)) if asked.passkey and plain else []
 
     def passkey(rng: random.Random, length: int) -> Row:
         ids, answers = passkey_row(rng, tokenizer, length, some)
         return Row(ids, [length], answers=answers)
 
     if asked.passkey:  # not in the middle of a run
-        with told_of("data.passkey"):
+        with name_key("data.passkey"):
             passkey(random.Random(settings.train.seed), min(length for _, length in lengths))
     ends = ((), ()) if objective == "causal" else frame(tokenizer)
     masking = Masking(tokenizer.mask_token_id, frozenset(tokenizer.all_special_ids), len(tokenizer), asked.mask_share)
@@ -180,7 +180,7 @@ def plan_of(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, int
     )
 
 
-def reader(text: Corpus, tokenizer: Any, causal: bool) -> Callable[[], Iterator[Any]]:
+def token_reader(text: Corpus, tokenizer: Any, causal: bool) -> Callable[[], Iterator[Any]]:
     """A new pass over the examples of a text, as tokens."""
     if text.format != "text":
         read = READ[text.format]
@@ -194,17 +194,17 @@ def reader(text: Corpus, tokenizer: Any, causal: bool) -> Callable[[], Iterator[
     return lambda: filter(None, map(tokens, text.documents()))
 
 
-def cuts(text: Corpus, weight: float, tokenizer: Any, settings: Settings) -> list[tuple[Cuts, float]]:
+def make_cuts(text: Corpus, weight: float, tokenizer: Any, settings: Settings) -> list[tuple[Cuts, float]]:
     """What rows are cut from, and how often, of a text that is held in memory."""
-    documents = reader(text, tokenizer, settings.model.objective == "causal")()
+    documents = token_reader(text, tokenizer, settings.model.objective == "causal")()
     if text.format != "text":
         examples = list(documents)
         if not text.drops:
             refuse_long(examples, settings.data.length, text.name)
-        return [(Examples(list(fitting(examples, settings.data.length)), padding_of(tokenizer)), weight)]
+        return [(Examples(list(usable_examples(examples, settings.data.length)), padding_token(tokenizer)), weight)]
     if settings.data.long_documents is None:
         return [(Stream(documents), weight)]
-    parts = by_length(documents, settings.data.long_documents)
+    parts = split_by_length(documents, settings.data.long_documents)
     longest = max(settings.data.lengths)
     if len(parts) == 2 and min(len(stream) for stream, _ in parts) < longest:
         few, many = sorted(len(stream) for stream, _ in parts)
@@ -215,15 +215,15 @@ def cuts(text: Corpus, weight: float, tokenizer: Any, settings: Settings) -> lis
     return [(stream, weight * share) for stream, share in parts]
 
 
-def cutter(text: Corpus, tokenizer: Any, settings: Settings) -> Cutter:
+def make_cutter(text: Corpus, tokenizer: Any, settings: Settings) -> Cutter:
     """The same of a text that is read while training."""
-    documents = reader(text, tokenizer, settings.model.objective == "causal")
+    documents = token_reader(text, tokenizer, settings.model.objective == "causal")
     if text.format == "text":
         return in_order(documents)
-    return whole_examples(lambda: fitting(documents(), settings.data.length), padding_of(tokenizer))
+    return whole_examples(lambda: usable_examples(documents(), settings.data.length), padding_token(tokenizer))
 
 
-def named(texts: Texts) -> str:
+def source_names(texts: Texts) -> str:
     """What was read, for those who look at what came of it."""
     if len(texts) == 1:
         return texts[0][0].name
@@ -231,7 +231,7 @@ def named(texts: Texts) -> str:
 
 
 @contextlib.contextmanager
-def told_of(key: str) -> Iterator[None]:
+def name_key(key: str) -> Iterator[None]:
     """Let what is refused name the key that asks for it."""
     try:
         yield
@@ -239,15 +239,15 @@ def told_of(key: str) -> Iterator[None]:
         raise PosencError(f"{key}: {error}") from None
 
 
-def padding_of(tokenizer: Any) -> int:
+def padding_token(tokenizer: Any) -> int:
     return int(next(t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if t is not None))
 
 
-def measurement(settings: Settings, texts: Texts, tokenizer: Any, trained_length: int) -> Any:
+def make_measurement(settings: Settings, texts: Texts, tokenizer: Any, trained_length: int) -> Any:
     """What takes the figures of a model, given it and a label."""
     lengths = settings.measure.lengths or lengths_upto(trained_length, settings.data.reach)
     if settings.measure.path is not None:
-        held = corpus(Source(path=settings.measure.path, streaming=False), settings.data.held_out)
+        held = load_corpus(Source(path=settings.measure.path, streaming=False), settings.data.held_out)
         kept = [*held.documents(), *held.held_out] if settings.measure.path != "stdlib" else held.held_out
     else:
         kept = [text for found, _ in texts if found.format == "text" for text in found.held_out]
@@ -257,9 +257,9 @@ def measurement(settings: Settings, texts: Texts, tokenizer: Any, trained_length
             )
     documents = held_out_documents(kept, tokenizer, max(lengths), settings.measure)
     if settings.measure.passkeys and settings.model.objective == "causal":
-        with told_of(f"measure.passkeys at {min(lengths)} tokens"):
+        with name_key(f"measure.passkeys at {min(lengths)} tokens"):
             trials("passkey", min(lengths), tokenizer, Retrieval(trials=1, distractors=1))
     return partial(
-        measured, tokenizer=tokenizer, documents=documents, lengths=lengths, asked=settings.measure,
+        measure_model, tokenizer=tokenizer, documents=documents, lengths=lengths, asked=settings.measure,
         objective=settings.model.objective,
     )  # fmt: skip

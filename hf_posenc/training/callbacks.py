@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from ..evaluation.measures.texts import Document, bos_of
-from .resuming import console
+from .resume import console
 
 WRITTEN = 48
 """Tokens that a text is continued by."""
@@ -21,7 +21,7 @@ SHOWN = 80
 """Characters of the text before them that are shown."""
 
 
-class Meter:
+class ThroughputMeter:
     """Tokens a second and the share of padding, since it was last read."""
 
     def __init__(self, processes: int):

@@ -33,7 +33,7 @@ def recipe_path(name: str | os.PathLike[str]) -> Path:
     )
 
 
-def shipped_path(name: str) -> Path:
+def file_path(name: str) -> Path:
     """Where a recipe or a launcher's file of the package lies."""
     every = {**launchers(), **recipes()}
     if name not in every:
@@ -41,12 +41,12 @@ def shipped_path(name: str) -> Path:
     return every[name]
 
 
-def launching_with(name: str) -> str:
+def launch_option(name: str) -> str:
     """How to launch with one of the package's files, for messages: the file is there wherever it was installed."""
     return f"--config_file {launchers()[name]}"
 
 
-def about(path: Path) -> str:
+def description(path: Path) -> str:
     """What a file says of itself, in the comment below its command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     said = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]

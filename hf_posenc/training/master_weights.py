@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..compat.pytorch import parameter_of
 
 
-def keep_masters(model: nn.Module) -> None:
+def keep_master_weights(model: nn.Module) -> None:
     """Lift what is trained to fp32. Names, ties and forwards stay: a module's attribute gives the rounded value.
 
     What the model says of its dtype stays as well, though it goes by its first parameter.

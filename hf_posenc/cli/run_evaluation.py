@@ -16,8 +16,8 @@ from ..errors import PosencError
 from ..evaluation.measures.haystacks import Haystacks
 from ..evaluation.measures.needles import Retrieval
 from ..evaluation.measures.perplexity import PROTOCOLS, Reading
+from ..evaluation.measures.processes import Processes, launched_processes
 from ..evaluation.measures.rows import Row
-from ..evaluation.measures.sharing import Shared, launched
 from ..evaluation.measures.texts import Document, tokenized
 from ..evaluation.runs.compare import compare, doublings
 from ..evaluation.runs.entries import parsed_schemes
@@ -30,85 +30,85 @@ from ..evaluation.runs.verdict import verdict
 from ..patching.lengths import trained_length
 from ..patching.live import bare, is_patched
 from ..runtime.rotary import hush_transformers
-from .asked import Asked
-from .results import places, show, show_comparison
+from .request import Request
+from .results import print_comparison, print_rows, rank_range
 
-UNHEEDED = ("scored", "stride")
+PROTOCOL_OPTIONS = ("scored", "stride")
 """Options only some protocols use."""
 
 
-def run_eval(asked: Asked) -> None:
-    options, shared = options_of(asked, asked.lengths), launched()
-    device = said_device(asked.device, asked.device_map, shared)
-    live, words = loaded(asked.model, device, asked.dtype, asked.base), tokenizer_for(asked)
-    refuse_unheeded(asked, options, is_patched(bare(live)) and bool(asked.texts))
-    suite = suite_of(live, words, asked, shared) if asked.harness else None
+def run_eval(asked: Request) -> None:
+    options, shared = make_options(asked, asked.lengths), launched_processes()
+    device = choose_device(asked.device, asked.device_map, shared)
+    live, words = load_model(asked.model, device, asked.dtype, asked.base), tokenizer_for(asked)
+    refuse_unused_options(asked, options, is_patched(bare(live)) and bool(asked.texts))
+    suite = make_suite(live, words, asked, shared) if asked.harness else None
     rows: list[Row] = []
     run: dict[str, Any] = {}
     if options is not None:
         documents = tokenized(asked.texts, words) if asked.texts else []
-        other = loaded(asked.reference, device, asked.dtype, None) if asked.reference else None
+        other = load_model(asked.reference, device, asked.dtype, None) if asked.reference else None
         rows += evaluate(
             live, words, documents, options=options, reference=other, out=asked.out, force=asked.force,
-            quiet=quiet(shared), shared=shared,
+            quiet=hides_progress(shared), shared=shared,
         )  # fmt: skip
         run = identity(live, words, documents, options, other)
     if suite is not None:
         rows += suite(Results(asked.out, run or fingerprint(live, words, (), {}), shared))
     if shared.first:
-        show(rows)
-        write(rows, asked.json_file, asked.report, about(asked, live, rows))
+        print_rows(rows)
+        write(rows, asked.json_file, asked.report, report_facts(asked, live, rows))
 
 
-def run_compare(asked: Asked) -> None:
+def run_compare(asked: Request) -> None:
     entries = parsed_schemes(asked.schemes)
-    shared = launched()
-    device = said_device(asked.device, asked.device_map, shared)
-    live, words = loaded(asked.model, device, asked.dtype, None), tokenizer_for(asked)
-    options = options_of(asked, asked.lengths or doublings(trained_length(live), asked.target))
+    shared = launched_processes()
+    device = choose_device(asked.device, asked.device_map, shared)
+    live, words = load_model(asked.model, device, asked.dtype, None), tokenizer_for(asked)
+    options = make_options(asked, asked.lengths or doublings(trained_length(live), asked.target))
     assert options is not None
-    refuse_unheeded(asked, options, taxed=True)
+    refuse_unused_options(asked, options, taxed=True)
     documents: list[Document] = tokenized(asked.texts, words) if asked.texts else []
     rows = compare(
         live, words, entries, documents, target_length=asked.target, options=options, out=asked.out,
-        force=asked.force, quiet=quiet(shared), shared=shared,
+        force=asked.force, quiet=hides_progress(shared), shared=shared,
     )  # fmt: skip
     if not shared.first:
         return
-    show_comparison(rows)
-    ranks = {(s.protocol, s.scheme, s.length): places(s) for s in standings(rows)}
-    write(rows, asked.json_file, asked.report, {**about(asked, live, rows), "places": ranks})
+    print_comparison(rows)
+    ranks = {(s.protocol, s.scheme, s.length): rank_range(s) for s in standings(rows)}
+    write(rows, asked.json_file, asked.report, {**report_facts(asked, live, rows), "places": ranks})
 
 
-def about(asked: Asked, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
+def report_facts(asked: Request, model: Any, rows: Sequence[Row]) -> dict[str, Any]:
     found = {"model": asked.model, "text": list(asked.texts), "trained_length": trained_length(model)}
     return {**found, "target_length": asked.target or None, "verdict": verdict(rows)}
 
 
-def suite_of(model: Any, tokenizer: Any, asked: Asked, shared: Shared) -> Callable[[Results], list[Row]]:
+def make_suite(model: Any, tokenizer: Any, asked: Request, shared: Processes) -> Callable[[Results], list[Row]]:
     """What runs a harness; raises now for what it would refuse later."""
     # Both libraries are extras, and slow to import.
-    from ..evaluation.suites.lemb import evaluate_lemb, is_lemb, planned_lemb
+    from ..evaluation.suites.lemb import evaluate_lemb, is_lemb, plan_lemb
 
     group, lengths, samples, size = asked.harness, asked.lengths, asked.samples, asked.batch_size
     if is_lemb(group):
-        refuse_divided(group, shared)
-        planned_lemb(model, tokenizer, group, lengths)
+        refuse_several_processes(group, shared)
+        plan_lemb(model, tokenizer, group, lengths)
         return lambda kept: evaluate_lemb(model, tokenizer, group, lengths, batch_size=size, results=kept)
-    from ..evaluation.suites.harness import evaluate_harness, planned
+    from ..evaluation.suites.harness import evaluate_harness, plan_harness
 
-    planned(model, tokenizer, group, lengths, samples)
+    plan_harness(model, tokenizer, group, lengths, samples)
     return lambda kept: evaluate_harness(
         model, tokenizer, group, lengths, samples=samples, batch_size=size or 1, results=kept, shared=shared
     )
 
 
-def options_of(asked: Asked, lengths: Sequence[int]) -> Options | None:
+def make_options(asked: Request, lengths: Sequence[int]) -> Options | None:
     """The options of a run; None if nothing of ours is asked for."""
     if not asked.tasks:
         return None
     reading = Reading(
-        **{name: asked.given[name] for name in UNHEEDED if asked.given[name] is not None},
+        **{name: asked.given[name] for name in PROTOCOL_OPTIONS if asked.given[name] is not None},
         windows=asked.windows,
         max_tokens=asked.max_tokens,
         truncate=asked.truncate,
@@ -126,9 +126,9 @@ def options_of(asked: Asked, lengths: Sequence[int]) -> Options | None:
     )
 
 
-def refuse_unheeded(asked: Asked, options: Options | None, taxed: bool) -> None:
+def refuse_unused_options(asked: Request, options: Options | None, taxed: bool) -> None:
     """Raise for settings that somebody gave, and no task would heed."""
-    for name in UNHEEDED if options else ():
+    for name in PROTOCOL_OPTIONS if options else ():
         assert options is not None
         elsewhere = name == "scored" and (taxed or bool({"loss_by_position", "shift"} & set(options.tasks)))
         if asked.given[name] is not None and name not in PROTOCOLS[options.protocol].takes and not elsewhere:
@@ -140,11 +140,11 @@ def refuse_unheeded(asked: Asked, options: Options | None, taxed: bool) -> None:
         raise PosencError("--reference is for the short-context tax, and no task of ours is asked for. Leave it out.")
 
 
-def quiet(shared: Shared) -> bool:
+def hides_progress(shared: Processes) -> bool:
     return not shared.first or not sys.stderr.isatty()
 
 
-def refuse_divided(group: str, shared: Shared) -> None:
+def refuse_several_processes(group: str, shared: Processes) -> None:
     """Raise for what several processes do not share."""
     if shared.count > 1:
         raise PosencError(
@@ -153,14 +153,14 @@ def refuse_divided(group: str, shared: Shared) -> None:
         )
 
 
-def said_device(device: str | None, device_map: str | None = None, shared: Shared | None = None) -> str:
+def choose_device(device: str | None, device_map: str | None = None, shared: Processes | None = None) -> str:
     """Where the model goes: where it was told to, else the fastest device there is; says so."""
-    shared = shared or launched()
+    shared = shared or launched_processes()
     if device_map is not None and shared.count > 1:
         raise PosencError(
             "--device-map shares one model out among all devices, and each process would do so: start one process."
         )
-    found = device_map or device or fastest(shared)
+    found = device_map or device or fastest_device(shared)
     if shared.first:
         threads = f", threads of each: {torch.get_num_threads()}" if found == "cpu" else ""
         among = f"{shared.count} processes on " if shared.count > 1 else ""
@@ -168,7 +168,7 @@ def said_device(device: str | None, device_map: str | None = None, shared: Share
     return found
 
 
-def fastest(shared: Shared) -> str:
+def fastest_device(shared: Processes) -> str:
     """A GPU or the like where there is one, each process its own; else the CPU."""
     if not torch.accelerator.is_available():
         return "cpu"
@@ -176,7 +176,7 @@ def fastest(shared: Shared) -> str:
 
 
 @hush_transformers()
-def loaded(path: str, device: str, dtype: str, base: str | None) -> Any:
+def load_model(path: str, device: str, dtype: str, base: str | None) -> Any:
     """The model, on its device; `auto` shares its layers out among all there are."""
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else "auto"
     transformers.utils.logging.disable_progress_bar()
@@ -190,7 +190,7 @@ def loaded(path: str, device: str, dtype: str, base: str | None) -> Any:
 
 
 @hush_transformers()
-def tokenizer_for(asked: Asked) -> Any:
+def tokenizer_for(asked: Request) -> Any:
     """The tokenizer of a model or adapter, or the one that was named; None if there is none."""
     if asked.tokenizer is not None:
         found = tokenizer_of(asked.tokenizer)
