@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_posenc import PosencError, load, merge, patch_model, save
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
-from hf_posenc.patching.records import FORMAT, PLANNED, Record
+from hf_posenc.patching.records import FORMAT, PLAN_FORMAT, Record
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_an_adapter_config_that_is_no_json_object(text, damaged):
 FOREIGN = {
     "another tool's": ({"name": "posenc", "version": 3}, "not a posenc record"),
     "empty": ({}, "not a posenc record"),
-    "of the future": ({"format": PLANNED + 1, "scheme": "yarn", "new": 1}, "update hf_posenc"),
+    "of the future": ({"format": PLAN_FORMAT + 1, "scheme": "yarn", "new": 1}, "update hf_posenc"),
     "of no version": ({"format": "1"}, "whole number"),
     "of a true version": ({"format": True}, "whole number"),
     "without a scheme": ({"format": 1, "options": {}, "geometry": {}, "original": {}}, "lacks scheme"),
@@ -541,7 +541,7 @@ def example_records():
 
 
 EXAMPLES = example_records()
-READ = (1, FORMAT, PLANNED)
+READ = (1, FORMAT, PLAN_FORMAT)
 fuzzed = settings(
     derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

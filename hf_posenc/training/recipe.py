@@ -25,7 +25,7 @@ from ..errors import PosencError
 from ..evaluation.measures.rows import Row as Figure
 from ..families import places
 from ..patching.patch import unpatch_model
-from ..patching.sizes import own_length
+from ..patching.sizes import config_length
 from .card import command, versions
 from .checks import (
     refuse_absent_packages,
@@ -133,7 +133,7 @@ def prepared(settings: Settings, resume: bool = False, merged: bool = False) -> 
     clock.past, clock.command = Past.of(begin), command()
 
     model, tokenizer = made(settings)
-    trained_length = own_length(places(model)) or settings.data.length
+    trained_length = config_length(places(model)) or settings.data.length
     came = positions_record(model)
     parameters = model.num_parameters()
     patch(settings, model)
