@@ -12,7 +12,7 @@ from stored_models import LONG, logits
 
 from hf_posenc import PosencError, load, merge, save
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
-from hf_posenc.patching.records import PLANNED
+from hf_posenc.patching.records import PLAN_FORMAT
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_an_adapter_config_that_is_no_json_object(text, damaged):
 FOREIGN = {
     "another tool's": ({"name": "posenc", "version": 3}, "not a posenc record"),
     "empty": ({}, "not a posenc record"),
-    "of the future": ({"format": PLANNED + 1, "scheme": "yarn", "new": 1}, "update hf_posenc"),
+    "of the future": ({"format": PLAN_FORMAT + 1, "scheme": "yarn", "new": 1}, "update hf_posenc"),
     "of no version": ({"format": "1"}, "whole number"),
     "of a true version": ({"format": True}, "whole number"),
     "without a scheme": ({"format": 1, "options": {}, "geometry": {}, "original": {}}, "lacks scheme"),

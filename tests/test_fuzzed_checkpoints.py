@@ -14,7 +14,7 @@ from stored_models import logits
 
 from hf_posenc import PosencError, load, patch_model
 from hf_posenc.checkpoints.on_disk import describe_checkpoint
-from hf_posenc.patching.records import FORMAT, PLANNED, Record
+from hf_posenc.patching.records import FORMAT, PLAN_FORMAT, Record
 
 json_values = st.recursive(
     st.none()
@@ -69,7 +69,7 @@ def example_records():
 
 
 EXAMPLES = example_records()
-READ = (1, FORMAT, PLANNED)
+READ = (1, FORMAT, PLAN_FORMAT)
 fuzzed = settings(
     derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

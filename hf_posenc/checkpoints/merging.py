@@ -13,7 +13,7 @@ from ..families import places
 from ..models import model_path
 from ..patching.checks import check_model
 from ..patching.sidecar import ADAPTER
-from ..patching.sizes import own_length
+from ..patching.sizes import config_length
 from .cards import MERGED, kept_card, write_card
 from .files import find
 from .save_load import load, write
@@ -46,7 +46,7 @@ def merge(
         if not kept:
             write_card(folder, named, MERGED)
         if tokenizer is not None:
-            tokenizer.model_max_length = own_length(places(model)) or tokenizer.model_max_length
+            tokenizer.model_max_length = config_length(places(model)) or tokenizer.model_max_length
             tokenizer.save_pretrained(folder)
     return model
 

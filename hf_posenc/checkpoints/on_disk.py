@@ -19,15 +19,15 @@ from ..families import Places, Stack, family_of, places
 from ..models import model_path
 from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
-from ..patching.layer_plans import divided
+from ..patching.layer_plans import divide_places
 from ..patching.measure import measure
 from ..patching.old_terms import old_terms
-from ..patching.patch import refuse_existing
-from ..patching.plan import plan, settled
+from ..patching.patch import check_existing
+from ..patching.plan import fit, plan
 from ..patching.records import Record
-from ..patching.rope_config import rotary_from
+from ..patching.rotary_site import rotary_from
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
-from ..patching.sizes import own_length
+from ..patching.sizes import config_length
 from ..patching.untrained import warn_untrained
 from ..schemes import Scheme
 from ..schemes.plans import asked_from
@@ -58,7 +58,7 @@ def patch_checkpoint(
     lets the copy take the place of a checkpoint in `target`, but never of `source`.
     """
     wanted = asked_from(scheme, options)
-    refuse_existing(existing)
+    check_existing(existing)
     origin = model_path(source)
     if not os.path.isdir(origin):
         raise PosencError(
@@ -93,9 +93,9 @@ def patch_checkpoint(
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
     if "posenc" in raw:
         Record.from_dict(raw["posenc"]).refuse_edited()
-    asked, where, geometries = settled(wanted, where, existing, layer_types)
+    asked, where, geometries = fit(wanted, where, existing, layer_types)
     journal = plan(where, asked, geometries)
-    warn_untrained(asked, where.family, where.config.model_type, stacklevel=3)
+    warn_untrained(asked, where.family, where.config.model_type)
     journal.apply()
     tensors = _own_parameters(model, files)
     for stack, key in keys:
@@ -103,7 +103,7 @@ def patch_checkpoint(
         tensors[key] = table.state_dict()["weight"]
     kept = kept_card(target)
     with staged(target, kept=kept) as folder:
-        _copy_small_files(Path(origin), folder, own_length(where))
+        _copy_small_files(Path(origin), folder, config_length(where))
         copy_modules(Path(origin), folder, _length_given(asked, where))
         model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
@@ -114,7 +114,7 @@ def patch_checkpoint(
 
 def _length_given(scheme: Scheme, where: Places) -> int | None:
     """The length that a scheme was told to reach, if it was."""
-    return own_length(where) if scheme.target_length is not None or scheme.factor is not None else None
+    return config_length(where) if scheme.target_length is not None or scheme.factor is not None else None
 
 
 def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Description, dict[str, Any] | None]:
@@ -136,7 +136,7 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
     if record is None or "posenc" in raw:
         return describe(model_of_config(raw)), settings
     model, skeleton = _skeleton(raw)
-    skeleton = divided(skeleton, record.scheme)
+    skeleton = divide_places(skeleton, record.scheme)
     refuse_other_geometry(skeleton, record)
     plan(skeleton, record.scheme, record.geometries).apply()
     record.refuse_edited()

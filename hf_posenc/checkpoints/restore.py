@@ -14,7 +14,7 @@ from ..families.places import grid_size
 from ..patching.checks import check_patch
 from ..patching.configs import places_to_patch
 from ..patching.edits import Entry, Journal, Swap
-from ..patching.layer_plans import divided
+from ..patching.layer_plans import divide_places
 from ..patching.measure import sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
@@ -26,7 +26,7 @@ from ..schemes.frequencies import MSCALES
 
 def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
     """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
-    where = divided(places_to_patch(model), record.scheme)
+    where = divide_places(places_to_patch(model), record.scheme)
     refuse_other_geometry(where, record)
     # A file keeps its keys in the order of the alphabet, the model its groups in their own.
     ordered = {g.name: record.geometries[g.name] for g in where.groups if g.name in record.geometries}
@@ -38,7 +38,7 @@ def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None
 
 def apply_record(model: PreTrainedModel, record: Record) -> None:
     """Patch an original model as a record says; raises if it is not the original that the record was made on."""
-    where = divided(places_to_patch(model), record.scheme)
+    where = divide_places(places_to_patch(model), record.scheme)
     refuse_other_geometry(where, record)
     found = original_values(where, record.scheme)
     if record.original != found:

@@ -24,7 +24,7 @@ from ..patching.checks import check_model, check_patch
 from ..patching.embedders import inner_model
 from ..patching.live import is_patched, refuse_unpatchable
 from ..patching.other_readers import WRITTEN
-from ..patching.records import Record, flags_of, section_of
+from ..patching.records import Record, section_of
 from ..patching.seal import MARKS, NAME, sealed_config, sealed_weights
 from ..patching.sidecar import ADAPTER, seal_adapter
 from ..patching.sizes import stored_size
@@ -267,7 +267,7 @@ def _put_back(
             section.pop(key, None)
     built: tuple[str | None, ...] = () if family is None else (*family.bias_flags, family.table_flag)
     if family is not None and len(family.axes) > 1:
-        built = (*flags_of(family), family.length)
+        built = (*family.flags, family.length)
     for key, value in record.original.items():
         if key not in built:
             section[own[key]] = copy.deepcopy(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ..errors import PosencError
@@ -14,16 +14,16 @@ from ..registry import Plugins, Registry
 PLUGINS = Plugins("hf_posenc.families")
 FAMILIES: Registry[Family] = Registry("family", PLUGINS)
 GENERIC = "rotary"
-"""The family that serves whatever has what it looks for."""
+"""The family that serves every RoPE model whose type no other family names."""
 REFUSED: dict[str, str] = {}
-"""Model types that cannot be patched, and why."""
+"""Model types that cannot be patched, and the reasons."""
 NO_TABLE: dict[str, str] = {}
-"""Model types without a table that cannot be given one, and why."""
+"""Model types without a table that cannot be given one, and the reasons."""
 UNTOLD = "its layers are not told positions"
 TOLD_ONE = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_vl_moe_text", "qwen3_vl_text", "qwen4_exp_text")
-"""Model types with M-RoPE whose layers are told one position for each token of a text as well, beside the three."""
+"""Model types with M-RoPE whose layers are also told one position for each token of a text, besides the three."""
 STATES_FIRST = ("gemma3n_text",)
-"""Model types whose layers carry several states for each token in front of the batch, not before the channels."""
+"""Model types whose layers carry several states for each token, in an axis in front of the batch."""
 
 
 def no_rows(config: Any) -> int:
@@ -36,59 +36,65 @@ def one_row(config: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Paths are from a stack; attention layers and rotary modules are found by what they do."""
+    """Paths start at a stack. Attention layers and rotary modules are found by what they do, and need no paths."""
 
     name: str
     model_types: tuple[str, ...] = ()
-    """None for the generic family, which serves whatever has what it looks for."""
+    """Empty for the generic family, which serves every model that has the rotary modules it looks for."""
     positions: str
-    """What the family's own positions are, in a word."""
+    """What the family's own positions are, in a few words."""
     since: tuple[int, int] = (0, 0)
-    """The release of transformers from which on the model is built as said here."""
+    """The first release of transformers that builds the model as described here."""
     axes: tuple[str, ...] = ("position",)
-    """The coordinates of a token, each by its name."""
+    """The names of a token's coordinates."""
     part: tuple[str, str] | None = None
-    """For models that have other parts as well: where the one is that this is about (`vision_model`), and which
-    section of the config speaks of it (`vision_config`)."""
+    """For models with several parts: the path of the part that this family describes (`vision_model`), and the section
+    of the config about it (`vision_config`)."""
     stacks: tuple[str, ...] = ("",)
-    """Paths of the stacks of layers from the base model (`model.base_model`) or the part of it above; those that a
-    model has not are passed over, so that a decoder alone is served as well as an encoder and a decoder."""
+    """Paths of the stacks of layers, from the base model (`model.base_model`) or from the part of it above. Paths that
+    a model does not have are skipped, so that a decoder alone is served as well as an encoder with a decoder."""
     length: str = "max_position_embeddings"
-    """The config's name for how long a text may be, or how large an image is."""
+    """The key in the config for how long a text may be, or how large an image is."""
 
     rotary: bool = False
-    """Whether q and k are rotated, by modules that `config.rope_parameters` describes."""
+    """Whether modules that `config.rope_parameters` describes rotate q and k."""
     table: str | None = None
-    """The position table, for families that have one: an embedding or, on vision models, also a parameter."""
+    """The path of the position table, for families that have one: an embedding or, on some vision models, a
+    parameter."""
     table_flag: str | None = None
-    """The config's name for whether there is a table; None where there always is."""
+    """The key in the config for whether there is a table; None where there always is one."""
     offset: Callable[[Any], int] = no_rows
-    """How many rows of the table stand before that of position 0, by the config."""
+    """How many rows of the table come before the row of position 0, computed from the config."""
     counted: bool = False
-    """Whether the length in the config counts those rows."""
+    """Whether the length in the config includes those rows."""
     embeddings: str | None = None
-    """A module that takes positions or token types from buffers of fixed length, and must be given them instead; on
-    vision models the one that reads the table."""
+    """The path of a module that takes positions or token types from buffers of fixed length, and must be given them as
+    arguments instead; on vision models the path of the module that reads the table."""
     makes_positions: bool = False
-    """Whether that module counts positions by itself, and only needs token types."""
+    """Whether that module counts positions by itself, so that it needs token types only."""
     switch: tuple[str, str] | None = None
-    """A flag of the config, and the attribute of a stack that it sets, which put another kind of positions in place of
-    the one above: a patch turns it off."""
+    """A flag in the config, and the attribute of a stack that it sets. It replaces the positions above by another
+    kind; a patch turns it off."""
     bias: str | None = None
-    """The argument of an attention layer that brings the family's own position bias."""
-    blank: Callable[[Any], Any] = staticmethod(lambda given: None)  # noqa: RUF009
-    """What that argument is replaced by to bring none."""
+    """The name of the argument that gives attention layers the family's own position bias."""
+    blank: Callable[[Any], Any] = staticmethod(lambda value: None)  # noqa: RUF009
+    """Makes, from the value of that argument, the value that means no bias."""
     biases: tuple[str, ...] = ()
-    """Attributes, of any module, that hold a position bias which the family can be built without."""
+    """Names of attributes, on any module, that hold a position bias which the family can be built without."""
     bias_flags: tuple[str, ...] = ()
-    """What the config calls them."""
+    """The flags in the config that switch these on."""
 
     patches: str | None = None
-    """The convolution that cuts an image into patches, on vision models."""
+    """The path of the convolution that cuts an image into patches, on vision models."""
     registers: str | None = None
-    """The config's name for how many tokens stand before the patches that have no row of the table."""
+    """The key in the config for how many tokens before the patches have no row in the table."""
     antialias: bool = False
-    """Whether the family's own code does so when it resizes its table to an image."""
+    """Whether the family's own code resizes its table to an image with antialiasing."""
+
+    @cached_property
+    def flags(self) -> tuple[str, ...]:
+        """The flags in a config that say which positions a model of this family has."""
+        return (*self.bias_flags, *filter(None, [self.table_flag]), *(self.switch or ())[:1])
 
 
 VisionFamily = partial(
@@ -102,14 +108,14 @@ VisionFamily = partial(
     patches="embeddings.patch_embeddings.projection",
     offset=one_row,
 )
-"""A family that reads an image as rows and columns of patches, behind a class token that has a row of the table."""
+"""A family that reads an image as rows and columns of patches after a class token, which has a row in the table."""
 
 
 def register_family(family: Family) -> Family:
-    """Make a family known to all that looks at models of its types.
+    """Let this package serve models of the family's types by what the family says.
 
-    From outside this package: call this in a module that the entry points of your package name, group
-    `hf_posenc.families`, under the family's name; or just import it before a model of its types is looked at.
+    From outside this package: call this in a module, and name that module in the entry points of your package, in the
+    group `hf_posenc.families`, under the family's name. Or import the module before you patch a model of its types.
     """
     module = _caller()
     fault = _fault(family)
@@ -119,7 +125,7 @@ def register_family(family: Family) -> Family:
 
 
 def _fault(family: Any) -> str | None:
-    """Why something cannot be a family beside those that are."""
+    """Why this cannot be registered beside the families that there are; None if it can."""
     if not isinstance(family, Family):
         return f"a Family is wanted, got {type(family).__name__}"
     if isinstance(family.model_types, str):
@@ -136,16 +142,16 @@ def _fault(family: Any) -> str | None:
 
 
 def _caller() -> str:
-    """The module that called the function that called this one."""
+    """The name of the module that called the caller of this function."""
     frame = inspect.currentframe()
     assert frame is not None and frame.f_back is not None and frame.f_back.f_back is not None
     return str(frame.f_back.f_back.f_globals["__name__"])
 
 
 def family_of(kind: Any) -> Family | None:
-    """The family that names a model type; None for one that is served, if at all, by what is found in it.
+    """The family that names a model type; None where no family does, so that only the generic family may serve it.
 
-    A package that promises to serve the type, and cannot be imported, is not passed over: that raises.
+    Raises where a package offers the type and cannot be imported.
     """
     if isinstance(kind, str):
         PLUGINS.load(kind)
@@ -157,5 +163,5 @@ def family_of(kind: Any) -> Family | None:
 
 
 def refuse(reason: str, *model_types: str) -> None:
-    """Say why some model types cannot be patched."""
+    """Register model types that cannot be patched, with the reason."""
     REFUSED.update(dict.fromkeys(model_types, reason))

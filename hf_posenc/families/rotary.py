@@ -2,4 +2,5 @@
 
 from .base import Family, register_family
 
-register_family(Family(name="rotary", positions="RoPE", rotary=True))
+ROTARY = register_family(Family(name="rotary", positions="RoPE", rotary=True))
+"""The family that serves every model in which such a module is found."""

@@ -14,14 +14,14 @@ from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
 from ..families.base import TOLD_ONE
-from ..families.finding import argument_names, parts_of
+from ..families.places import argument_names
 from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
 from ..runtime.grids import GridLink, before_image, before_rotation
 from ..runtime.hooks import before_biased_layer
 from ..runtime.positions import PREFIX, Link, Positions, before_attention
 from .edits import Edit, Hook, Swap
 from .grades import refuse_lost_bias
-from .rope_config import Effects
+from .rotary_site import Effects
 from .tables import module_faults
 
 KERNELS = ("sdpa", "eager")
@@ -173,14 +173,6 @@ def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Mapping[str
         )
     if any({"layer_idx", "cycle_offset"} & set(argument_names(a)) for a in stack.attentions):
         raise UnsupportedCell("This scheme drops keys once a pass, and this model runs its layers more than once.")
-
-
-def stranger_edits(where: Places) -> list[Edit]:
-    """Attention layers that belong to no stack but share its config, such as those of a speech encoder."""
-    known = {id(a) for stack in where.stacks for a in (*stack.attentions, *stack.crosses)}
-    parts = parts_of(where.base, where.config.model_type)
-    strangers = [layer for layer in (*parts.attentions, *parts.crosses) if id(layer) not in known]
-    return [Swap(layer, "posenc_link", Link(None)) for layer in strangers]
 
 
 # --- whether it is still done ----------------------------------------------------------------------------------------

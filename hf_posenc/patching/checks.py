@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 from ..errors import PosencError
 from ..families import Places, places
 from .attention import attention_faults
+from .config_plans import layer_list_faults
 from .grades import is_sealed
-from .layer_plans import divided, planned_rotary_faults
+from .layer_plans import divide_places, plan_rotary_faults
 from .live import bare, journal_of, record_of
 from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
-from .records import Record, is_listed
+from .records import Record, uses_layer_list
 from .rotary_site import rotary_faults
-from .said_plans import listed_faults
 from .seal import seal_faults
 from .sizes import size_faults
 from .tables import table_faults
@@ -67,7 +67,7 @@ def own_faults(where: Places) -> list[str]:
 
 def patch_faults(where: Places, record: Record) -> list[str]:
     """Where a patched model does not do what its record says, site by site."""
-    where = divided(where, record.scheme)
+    where = divide_places(where, record.scheme)
     geometry, effects = record.geometry, record.effects()
     reach = record.scheme.span(geometry)
     first = next(iter(effects.values()))
@@ -76,12 +76,12 @@ def patch_faults(where: Places, record: Record) -> list[str]:
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]
         patched = [group for group in groups if group.name in effects]
-        if is_listed(record):
-            faults += listed_faults(stack, groups, patched, effects, record.original)
+        if uses_layer_list(record):
+            faults += layer_list_faults(stack, groups, patched, effects, record.original)
         elif not record.scheme.apart:
             faults += rotary_faults(stack, groups, effects, sealed, record.original)
         elif stack.rotaries:
-            faults += planned_rotary_faults(stack, patched, effects)
+            faults += plan_rotary_faults(stack, patched, effects)
         faults += attention_faults(stack, patched, effects, record.geometries)
         faults += own_temperature_faults(stack, patched, effects)
         faults += table_faults(stack, first)

@@ -17,16 +17,16 @@ from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
 from ..schemes.plans import Plan
 from ..schemes.temperature import NoTemperature
+from .config_plans import is_still
 from .grades import MEANING, grade
 from .grades import SEALED as SEALED_GRADE
-from .layer_plans import divided, told
+from .layer_plans import divide_places, layer_descriptions
 from .live import bare, links, record_of
 from .measure import groups_of_types
 from .own_temperature import own_temperature
-from .records import Record, is_listed
-from .rope_config import own_rope, rope_of, scaling_of
-from .said_plans import is_still
-from .sizes import own_length
+from .records import Record, uses_layer_list
+from .rotary_site import own_rope, rope_of, scaling_of
+from .sizes import config_length
 from .tables import table_words
 
 
@@ -98,7 +98,7 @@ def describe(model: Any) -> Description:
     """Tell how the live model knows positions. Frequencies and scales are read from its modules."""
     model = bare(model)
     where, record = places(model), record_of(model)
-    where = where if record is None else divided(where, record.scheme)
+    where = where if record is None else divide_places(where, record.scheme)
     group = _group(where, record)
     bias, tables = _bias(where, group, record), [table_words(stack) for stack in where.stacks]
     table = next((words for words in tables if words != "none"), "none")
@@ -108,7 +108,7 @@ def describe(model: Any) -> Description:
         model=f"{type(model).__name__} ({kind})",
         scheme=record.scheme.name if record else f"{own_positions(where, table, bias)} (the model's own)",
         options=record.scheme.options() if record and not isinstance(record.scheme, Plan) else {},
-        plan=told(record.scheme, where) if record else None,
+        plan=layer_descriptions(record.scheme, where) if record else None,
         kernel=attention_of(where.config),
         table=table,
         bias=bias,
@@ -127,12 +127,12 @@ def _in_a_text(where: Places, group: Group, record: Record | None) -> dict[str, 
     if is_switched(where):
         inv_freq = torch.zeros(0)
     rotating = [f for f in inv_freq.tolist() if f > STILL]
-    trained = record.geometry.trained_length if record else own_length(where)
+    trained = record.geometry.trained_length if record else config_length(where)
     rope = rope_of(where.config, group.layer_type) if where.has_rotary else None
     return {
         "layers": ", ".join(record.geometries) if record else group.layer_type,
         "trained_length": trained,
-        "target_length": own_length(where),
+        "target_length": config_length(where),
         "factor": record.scheme.span(record.geometry).factor if record else (rope or {}).get("factor"),
         "rope_theta": _theta(rope, record) if rotating else None,
         "effective_theta": effective_theta(rotating, len(inv_freq)),
@@ -198,7 +198,7 @@ def cell_of(where: Places, sealed: bool, record: Record | None) -> tuple[str, st
     rope = rope if isinstance(rope, dict) else {}
     if sealed:
         kind = SEALED_GRADE
-    elif is_listed(record):
+    elif uses_layer_list(record):
         kind = LISTED
     elif where.has_rotary:
         kind = kind_of_rope(rope)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from ..compat.pytorch import drop_pre_hook, has_pre_hook
 
@@ -137,6 +138,34 @@ class Hook(Edit):
             self.module.register_state_dict_pre_hook(self.function)
 
 
+class Reference(NamedTuple):
+    """A module that holds a config."""
+
+    module: nn.Module
+    name: str
+    shared: PreTrainedConfig
+    own: PreTrainedConfig
+
+
+@dataclass
+class OwnConfigs(Edit):
+    """Exchanges the configs that a model's modules hold for copies. It comes before all edits that write to a config.
+
+    A copy that somebody has changed after the patch (the vocabulary has grown, for example) stays on the model when
+    the edit is undone.
+    """
+
+    references: list[Reference]
+
+    def look(self) -> bool:
+        return all([vars(r.module).get(r.name) is r.own for r in self.references])
+
+    def put(self, own: bool) -> None:
+        if own or all([_is_same_config(r.own, r.shared) for r in self.references]):
+            for module, name, shared, copied in self.references:
+                setattr(module, name, copied if own else shared)
+
+
 class State(NamedTuple):
     """Which of the two states of a model is live, and what belongs to the other one, edit by edit."""
 
@@ -209,6 +238,13 @@ class Journal:
             return [edit.planned() for edit in self.edits]
         parts = zip(self.edits, self.state.parked, self.state.placements, live, strict=True)
         return [edit.moved(parked, before, edit.placement(now)) for edit, parked, before, now in parts]
+
+
+def _is_same_config(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(vars(one) == vars(other))
+    except Exception:  # a config may hold values that cannot be compared
+        return False
 
 
 def _is_missing(value: Any) -> bool:

@@ -14,7 +14,8 @@ from ..schemes import SCHEMES, Scheme
 
 CONFIG, WEIGHTS, SEALED = "config", "weights", "sealed"
 KINDS = {"RoPE": "rotary", "a table": "bert", "a bias": "t5", "nothing": "nope", "images": "vit"}
-"""What a model's own positions can be, and a family that has them: who can load a scheme depends on that alone."""
+"""The kinds of positions that models have, each with a family that has them. Who can load a scheme depends only on the
+kind."""
 MEANING = {
     CONFIG: "any transformers loads it right, from its config",
     WEIGHTS: "any transformers loads it right, from its weights",
@@ -23,9 +24,9 @@ MEANING = {
 
 
 def is_sealed(effects: Iterable[Effect], family: Family) -> bool:
-    """Whether plain transformers cannot run this, so that a checkpoint of it must be refused there.
+    """Whether plain transformers cannot run a model with these effects on its groups of layers.
 
-    `effects`: those on the groups of layers of a model.
+    It must then refuse the model's checkpoints.
     """
     for effect in effects:
         rotation = effect.rotation
@@ -39,7 +40,7 @@ def is_sealed(effects: Iterable[Effect], family: Family) -> bool:
 def holds_table(family: Family, effect: Effect) -> bool:
     """Whether the weights of a family can hold what the effect adds to the input.
 
-    A table of several axes is resized to each image by the family's own code, which is right for trained vectors only.
+    The code of vision families resizes the table to each image, which is right for trained vectors only.
     """
     if effect.table is None:
         return True
@@ -47,7 +48,7 @@ def holds_table(family: Family, effect: Effect) -> bool:
 
 
 def grade(effect: Effect, family: Family) -> str:
-    """How a checkpoint of this effect travels."""
+    """Who can load a checkpoint with this effect (see `MEANING`)."""
     if is_sealed([effect], family):
         return SEALED
     without = effect.table is None and family.table_flag is not None
@@ -55,7 +56,7 @@ def grade(effect: Effect, family: Family) -> str:
 
 
 def refuse_lost_bias(effect: Effect, family: Family) -> None:
-    """Raise where a scheme keeps a model's own positions, and those are a bias, which a patch cannot keep."""
+    """Raise where a scheme keeps the model's own positions and these are a bias: a patch cannot keep a bias."""
     if effect.pattern is not None and family.bias:
         raise UnsupportedCell(
             f"This scheme keeps a model's own positions, and the bias of the family {family.name!r} cannot be kept."
@@ -63,7 +64,7 @@ def refuse_lost_bias(effect: Effect, family: Family) -> None:
 
 
 def sample_geometry(family: Family) -> Geometry:
-    """A common shape, to ask a scheme what it would do on a family."""
+    """A common geometry, to ask a scheme what it would do on a family."""
     shape = Geometry(
         hidden_size=512,
         num_heads=8,
@@ -80,7 +81,7 @@ def sample_geometry(family: Family) -> Geometry:
 
 
 def sample_scheme(name: str) -> Scheme:
-    """A scheme with only the options that it cannot do without."""
+    """A scheme with only the options that it needs."""
     return _sample(SCHEMES[name])
 
 
@@ -89,21 +90,21 @@ def _sample(cls: type[Scheme]) -> Scheme:
 
 
 def cells() -> dict[tuple[str, str], str]:
-    """Every scheme on every kind of positions with its grade, or the reason why it is refused."""
+    """For every scheme on every kind of positions: its grade, or the reason why it is refused."""
     return {(name, kind): cell(name, kind) for name in SCHEMES for kind in KINDS}
 
 
 def cell(name: str, kind: str) -> str:
-    """One of them."""
+    """The grade of one scheme on one kind of positions, or the reason why it is refused."""
     scheme: Any = SCHEMES[name]
-    return _cell(scheme, FAMILIES.registered()[KINDS[kind]])
+    return grade_or_reason(scheme, FAMILIES.registered()[KINDS[kind]])
 
 
-@cache
-def _cell(cls: Any, family: Family) -> str:
-    """Asked once: some schemes draw parameters by the million to say what they do."""
+@cache  # some schemes draw millions of parameters to say what they do
+def grade_or_reason(scheme: Any, family: Family) -> str:
+    """The grade of a class of schemes on a family, or the reason why it is refused there."""
     try:
-        effect = _sample(cls).effect_on(sample_geometry(family))
+        effect = _sample(scheme).effect_on(sample_geometry(family))
         refuse_lost_bias(effect, family)
         return grade(effect, family)
     except PosencError as reason:
@@ -111,7 +112,7 @@ def _cell(cls: Any, family: Family) -> str:
 
 
 def table_markdown() -> str:
-    """The table of the README: the schemes of this package."""
+    """The table of schemes in the README."""
     grades = cells()
     lines = [f"| scheme | on {' | on '.join(KINDS)} | what it does |", "|---" * (len(KINDS) + 2) + "|"]
     for name in SCHEMES.built_in():

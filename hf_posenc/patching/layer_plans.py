@@ -11,24 +11,21 @@ import torch
 from ..core.effects import Effect, Geometry, OwnTable
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
-from ..families.finding import argument_names
+from ..families.places import argument_names
 from ..runtime.positions import ANGLES
 from ..runtime.rotary import SEALED, STILL, PlannedRotary, Rotary
 from ..schemes import Scheme
-from ..schemes.plans import Asked, Draft, Plan
+from ..schemes.plans import Draft, Plan
+from .config_plans import config_plans_for
 from .edits import Edit, Swap
 from .other_readers import entries_for_none
-from .own_temperature import can_differ, own_temperature, tempered_parameters
-from .rope_config import fixed_rotation, own_rope, rope_parameters_with
-from .rotary_site import MOVING
-from .said_plans import ways_to_say
-from .sealed_rotary import rotary_with, sealed_parameters
+from .own_temperature import can_differ, own_temperature, parameters_with_beta
+from .rotary_site import MOVING, fixed_rotation, own_rope, rope_parameters_with, sealed_parameters
+from .sealed_rotary import rotary_with
 
 
-def resolved(asked: Asked, where: Places) -> Scheme:
-    """What was asked for, on this model."""
-    if not isinstance(asked, Draft):
-        return asked
+def plan_on(asked: Draft, where: Places) -> Plan:
+    """A plan that was asked for, on the layers of this model."""
     _refuse_family(where)
     layers = where.stacks[0].attentions
     types = getattr(where.config, "layer_types", None) or []
@@ -49,7 +46,7 @@ def _refuse_family(where: Places) -> None:
         )
 
 
-def divided(where: Places, scheme: Scheme) -> Places:
+def divide_places(where: Places, scheme: Scheme) -> Places:
     """The places of a model with its groups of layers divided as a plan says; layers left out stay together."""
     if not isinstance(scheme, Plan):
         return where
@@ -75,12 +72,12 @@ def divided(where: Places, scheme: Scheme) -> Places:
         if left or not own:
             groups.append(replace(group, attentions=[a for a in group.attentions if id(a) in left]))
     found = replace(where, groups=groups)
-    if scheme.by is not None and all(said.by != scheme.by for said in ways_to_say(scheme, found)):
+    if scheme.by is not None and all(said.by != scheme.by for said in config_plans_for(scheme, found)):
         raise PosencError(f"{scheme.by} of this model's config cannot say the plan: it was made for another model.")
     return found
 
 
-def refuse_unlike(
+def check_parts(
     where: Places, groups: list[Group], effects: dict[str, Effect], geometries: dict[str, Geometry]
 ) -> None:
     """Raise where parts of a plan ask for what layers cannot have apart from others."""
@@ -108,7 +105,7 @@ def refuse_unlike(
             )
 
 
-def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[Edit]:
+def plan_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[Edit]:
     """The model's own rotary module stays, and tells positions; each part gets one of its own beside it."""
     if len(stack.rotaries) != 1 or any(ANGLES not in argument_names(a) for g in groups for a in g.attentions):
         raise UnsupportedCell(
@@ -120,7 +117,7 @@ def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, E
     site = stack.rotaries[0]
     device = next(iter(site.module.buffers())).device
     parameters = sealed_parameters(stack, {group.layer_type: None for group in groups})
-    parameters = tempered_parameters(parameters, groups, effects)
+    parameters = parameters_with_beta(parameters, groups, effects)
     edits: list[Edit] = [
         Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters)),
         Swap(site.owner, site.name, Rotary(rotary_with({}, site, stack).to(device), tells=True), beside=stack.weight),
@@ -133,7 +130,7 @@ def planned_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, E
     return edits
 
 
-def planned_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[str]:
+def plan_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[str]:
     """Where parts of a plan are not rotated as it says."""
     faults = []
     for site in stack.rotaries:
@@ -154,7 +151,7 @@ def planned_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, 
     return faults
 
 
-def told(scheme: Scheme, where: Places) -> dict[str, str]:
+def layer_descriptions(scheme: Scheme, where: Places) -> dict[str, str]:
     """What each group of layers does, those left out included; nothing to say where there is no plan."""
     if not isinstance(scheme, Plan):
         return {}

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import UnsupportedCell
 from ..families import Stack
-from ..families.finding import frequency_buffers
+from ..families.places import frequency_buffers
 from .edits import MISSING, Edit, Swap
 
 PASSED_ON = "rope_parameters"

@@ -9,7 +9,7 @@ from torch import nn
 from ..errors import PosencError, UnsupportedModel
 from ..families import Places, places
 from .live import bare, record_of
-from .sizes import own_length
+from .sizes import config_length
 from .tables import live_table
 
 
@@ -22,7 +22,7 @@ def trained_length(model: Any) -> int:
     elif record is not None and record.geometry.axes == 1:
         length = record.geometry.trained_length
     else:
-        length = own_length(where)
+        length = config_length(where)
     if not isinstance(length, int):
         raise PosencError(f"The config of {type(inner).__name__} does not say at which length the model was trained.")
     return length

@@ -15,8 +15,8 @@ from ..schemes import Scheme
 from ..schemes.plans import Plan
 from .layout import KNOWN, watched_layout
 from .records import Geometries
-from .rope_config import own_rope
-from .sizes import own_length
+from .rotary_site import own_rope
+from .sizes import config_length
 
 LOCAL = ("sliding", "local", "chunked")
 """In the names of layer types that never look far, and so are left alone unless asked for."""
@@ -77,7 +77,7 @@ def groups_of_types(where: Places, layer_types: Sequence[str] | str | None) -> l
 def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None, planned: bool = False) -> Geometry:
     config, rope, layout = where.config, None, HALVES
     unturned: tuple[int, ...] = ()
-    trained = own_length(where)
+    trained = config_length(where)
     if group.stack.grid:
         rows, columns = group.stack.grid
         trained = rows * columns

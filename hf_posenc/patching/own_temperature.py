@@ -11,7 +11,7 @@ from typing import Any
 from ..core.effects import Effect
 from ..errors import UnsupportedCell
 from ..families import Group, Stack
-from ..families.finding import argument_names
+from ..families.places import argument_names
 from ..schemes.temperature_effect import BETA
 from .edits import Edit, Swap
 
@@ -55,7 +55,7 @@ def can_differ(stack: Stack) -> bool:
 
 
 def own_temperature_edits(stack: Stack, groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Edit]:
-    """Takes away what the config of a stack switches on; `rope_parameters` are for `tempered_parameters`."""
+    """Takes away what the config of a stack switches on; `rope_parameters` are for `parameters_with_beta`."""
     replaced = _replaced(groups, effects)
     if not replaced:
         return []
@@ -76,7 +76,7 @@ def _replaced(groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[An
     return [layer for g in groups if effects[g.name].own_temperature is not None for layer in g.attentions]
 
 
-def tempered_parameters(
+def parameters_with_beta(
     new: dict[str, dict[str, Any]], groups: Iterable[Group], effects: dict[str, Effect]
 ) -> dict[str, dict[str, Any]]:
     """Rope parameters by type of layer, with the beta that is meant."""

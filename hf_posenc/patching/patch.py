@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from transformers import PreTrainedModel
-
 from ..errors import PosencError, suggestion
 from ..runtime.renderings import RENDERINGS
 from ..schemes import Scheme
-from ..schemes.plans import Asked, asked_from
+from ..schemes.plans import asked_from
 from .configs import places_to_patch
-from .edits import Journal
+from .edits import Edit
 from .embedders import length_edit
 from .live import journal_of, links, patchable
-from .plan import plan, settled
+from .plan import fit, plan
+from .records import Geometries
 from .untrained import warn_untrained
 
 M = TypeVar("M")
@@ -47,25 +46,30 @@ def patch_model(
     `UntrainedWarning` says when the model must be trained before the scheme is any use to it. Whatever raises leaves
     the model as it was.
 
-    What happens, in the order of the files:
+    What happens, step by step:
 
-    1. `schemes`: options are checked when the scheme object is made.
-    2. `families.places`: every place in the live model where positions enter is found, once; and `configs` copies the
-       configs, which other models may share.
-    3. `measure`: the model's geometry, the numbers that a scheme computes with.
-    4. `plan`: the scheme's effect on that geometry as a journal of edits, site by site.
-    5. `edits`: the journal is applied, all of it or nothing.
+    1. The request is read: a scheme checks its options when it is made (`schemes`).
+    2. Every place in the live model where positions enter is found (`families.places`), and the configs, which other
+       models may share, are copied (`configs`).
+    3. The geometry of the model is measured: the numbers that a scheme computes with (`measure`).
+    4. The scheme's effect on that geometry becomes a journal of edits, site by site (`plan`).
+    5. The journal is applied, all of it or nothing (`edits`).
     """
     inner = patchable(model)
     before = journal_of(inner)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
     asked = asked_from(scheme, {**lengths, **options})
-    refuse_existing(existing)
+    check_existing(existing)
     journal = None
     try:
         if before is not None:
             before.undo()
-        journal = _planned_journal(model, inner, asked, existing, layer_types, before.final if before else None)
+        where = places_to_patch(inner)
+        fitted, where, geometries = fit(asked, where, existing, layer_types)
+        journal = plan(where, fitted, geometries, lost=before.final if before else None)
+        if inner is not model:
+            journal.edits = [*journal.edits, *embedder_edits(model, fitted, geometries)]
+        warn_untrained(fitted, where.family, where.config.model_type)
         journal.apply()
     except BaseException:
         if before is not None and not (journal is not None and journal.applied):
@@ -76,22 +80,15 @@ def patch_model(
     return model
 
 
-def refuse_existing(existing: str | None) -> None:
+def check_existing(existing: str | None) -> None:
     if existing is not None and existing not in EXISTING:
         raise PosencError(f"existing={existing!r} is not a choice.{suggestion(existing, list(EXISTING))}")
 
 
-def _planned_journal(
-    model: Any, inner: PreTrainedModel, asked: Asked, existing: str | None, layer_types: Any, lost: str | None
-) -> Journal:
-    scheme, where, geometries = settled(asked, places_to_patch(inner), existing, layer_types)
-    journal = plan(where, scheme, geometries, lost=lost)
-    if inner is not model:  # a SentenceTransformer, which cuts texts: at the new length, if it was told one
-        reach = scheme.span(next(iter(geometries.values())))
-        if reach.factor is not None:
-            journal.edits = [*journal.edits, length_edit(model, reach.target)]
-    warn_untrained(scheme, where.family, where.config.model_type, stacklevel=4)
-    return journal
+def embedder_edits(model: Any, scheme: Scheme, geometries: Geometries) -> list[Edit]:
+    """Lets a SentenceTransformer, which cuts texts, read as far as the scheme was told to reach."""
+    reach = scheme.span(next(iter(geometries.values())))
+    return [] if reach.factor is None else [length_edit(model, reach.target)]
 
 
 def unpatch_model(model: M) -> M:

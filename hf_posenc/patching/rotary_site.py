@@ -1,36 +1,42 @@
-"""The rotary site: modules that rotate q and k before attention, and what the config says of them."""
+"""The rotary site: modules that rotate q and k before attention, and how `config.rope_parameters` describes them."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..core.effects import Effect, Geometry, Span
+from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation, Span
+from ..errors import UnsupportedCell, UnsupportedModel
 from ..families import Group, Stack
-from ..families.finding import RotarySite
-from ..runtime.rotary import SEALED, STILL, Rotary
+from ..families.places import RotarySite
+from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, hush_transformers
+from ..schemes.frequencies import MSCALES, as_longrope
 from .edits import Edit, Swap
-from .layers import layer_edits, layer_faults
-from .other_readers import entries_for_none, entries_for_others
-from .own_temperature import tempered_parameters
-from .rope_config import (
-    Effects,
-    build_rotary,
-    fixed_rotation,
-    live_frequencies,
-    own_rope,
-    rope_of,
-    rope_parameters_with,
-    rotary_from,
-    scaling_of,
-    unrelated_to_scaling,
-)
-from .sealed_rotary import refuse_temperature, rotary_with, sealed_parameters
+from .layers import Changes, changes_between, first_change, layer_edits, layer_faults
+from .other_readers import entries_for_others
+from .own_temperature import parameters_with_beta
 
+Effects = dict[str, Effect]
+"""By name of a group of layers."""
+Rotations = Mapping[str, Rotation | None]
+"""By type of layer; the key is "" where all layers share one."""
+Parameters = dict[str, dict[str, Any]]
+"""Rope parameters by type of layer."""
+
+SCALING_KEYS = (
+    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor"),
+    *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
+    *("short_factor", "long_factor", *MSCALES, "low_freq_factor", "high_freq_factor"),
+)
+"""The keys of `rope_parameters` that say how RoPE is scaled; the other keys say what it rotates."""
+LARGEST_THETA = 1e30
 SCALED = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -38,9 +44,253 @@ SCALED = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
-"""Scaled as far as any layer that reads it by itself could care."""
+"""Rope parameters that change everything which a layer could read from them by itself."""
 MOVING = ("dynamic", "longrope")
-"""transformers' own types of RoPE whose frequencies change with each call."""
+"""The types of RoPE in transformers whose frequencies change with each call."""
+
+
+# --- what a config says ----------------------------------------------------------------------------------------------
+
+
+def rope_of(config: Any, layer_type: str) -> Any:
+    """The rope parameters of a config for one type of layer."""
+    rope = getattr(config, "rope_parameters", None)
+    return rope.get(layer_type) if layer_type and isinstance(rope, dict) else rope
+
+
+def own_rope(group: Group) -> dict[str, Any]:
+    """A copy of the rope parameters of a group of layers, which are checked to be some."""
+    config = group.stack.config
+    rope = rope_of(config, group.layer_type)
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    if not isinstance(rope, dict) or not isinstance(theta, (int, float)) or not 0 < theta <= LARGEST_THETA:
+        raise UnsupportedModel(
+            f"config.rope_parameters of this {config.model_type!r} model should be one set with a rope_theta"
+            f"{f' for {group.layer_type!r}' if group.layer_type else ''}, and is {rope!r}."
+        )
+    if not isinstance(rope.get("rope_type", "default"), str):
+        raise UnsupportedModel(f"rope_type in the config should be a name, and is {rope['rope_type']!r}.")
+    return {"rope_type": "default", **copy.deepcopy(rope)}
+
+
+def unrelated_to_scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of rope parameters that a patch keeps, such as which part of a head rotates; and theta."""
+    skipped = set(SCALING_KEYS)
+    if rope.get("rope_type") == "proportional":  # there the part that rotates is the scaling
+        skipped.add("partial_rotary_factor")
+    if "llama_4_scaling_beta" in rope:  # which counts from there
+        skipped.discard("original_max_position_embeddings")
+    kept = {key: copy.deepcopy(value) for key, value in rope.items() if key not in skipped}
+    return {"rope_theta": rope["rope_theta"], **kept}
+
+
+def pinned_keys(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the kept rope parameters must stay as it is, since something else reads it too."""
+    return {k: v for k, v in kept.items() if k == "original_max_position_embeddings"}
+
+
+def rope_parameters_with(rope: dict[str, Any], new: Parameters) -> dict[str, Any]:
+    """A config's `rope_parameters` with new ones for some types of layers."""
+    return new[""] if "" in new else {**copy.deepcopy(rope), **new}
+
+
+def config_with(config: Any, new: Parameters) -> Any:
+    """A copy of a config with new rope parameters, or why it does not take them."""
+    changed = copy.deepcopy(config)
+    changed.rope_parameters = copy.deepcopy(rope_parameters_with(config.rope_parameters, new))
+    try:
+        with hush_transformers():
+            changed.validate()
+    except Exception as error:  # every model's config has its own ways to refuse
+        return str(error.__cause__ or error).splitlines()[0]
+    return changed
+
+
+def sealed_parameters(stack: Stack, layer_types: Iterable[str]) -> Parameters:
+    """Rope parameters that nobody can build. Phi's configs take none that they do not know; theirs stay as they were.
+
+    The other marks of a seal are enough: these are for who forces his way past all of them.
+    """
+    unknown = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), "rope_type": SEALED} for t in layer_types}
+    return {} if isinstance(config_with(stack.config, unknown), str) else unknown
+
+
+# --- rotary modules --------------------------------------------------------------------------------------------------
+
+
+def live_frequencies(site: RotarySite, layer_type: str) -> Tensor:
+    live: Tensor = getattr(site.own, site.buffers[layer_type])
+    return live
+
+
+def scaling_of(own: Any, layer_type: str) -> float:
+    """What a family's rotary module multiplies cos and sin by. Modules that never do have no such attribute."""
+    return float(getattr(own, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling", 1.0))
+
+
+def rotary_from(config: Any, own: Any) -> Any:
+    """A rotary module of the same class as a family's own one, made from a config as its model would make it."""
+    arguments = {"config": config}
+    for name in list(inspect.signature(type(own).__init__).parameters)[1:]:
+        if name not in ("config", "device") and hasattr(own, name):
+            arguments[name] = getattr(own, name)
+    return type(own)(**arguments)
+
+
+def keep_frequencies(module: Any, layer_types: Iterable[str]) -> None:
+    """Let a rotary module keep its frequencies: the types that look at the length in each pass are not needed."""
+    for layer_type in layer_types:
+        if isinstance(module.rope_type, dict):
+            module.rope_type[layer_type] = "default"
+        else:
+            module.rope_type = "default"
+
+
+def fixed_rotation(effect: Effect) -> Rotation | None:
+    """The rotation that rotary modules do; those that follow the length, or pairs of tokens, are done in attention."""
+    rotation = effect.rotation
+    if rotation is None or rotation.follows_length or isinstance(rotation, CoordinateRotation):
+        return None
+    return rotation
+
+
+# --- how a config says a rotation ------------------------------------------------------------------------------------
+
+
+def with_temperature(stack: Stack, parameters: Parameters, rotations: Rotations) -> Parameters:
+    """Rope parameters with what a scheme was told of a temperature, where there are layers that read it."""
+    told = {t: r.read_by_layers for t, r in rotations.items() if r is not None and r.read_by_layers}
+    if not told:
+        return parameters
+    new = {t: {**rope, **told.get(t, {})} for t, rope in parameters.items()}
+    one, other = (config_with(stack.config, each) for each in (parameters, new))
+    if isinstance(one, str) or isinstance(other, str) or not changes_between(stack, one, other):
+        return parameters
+    return new
+
+
+def _said(
+    way: int, tempered: bool, group: Group, effect: Effect, geometry: Geometry, reach: Span
+) -> dict[str, Any] | None:
+    """The rope parameters that mean a group's rotation, in one of these ways; None where it does not go that way."""
+    rotation, noted = fixed_rotation(effect), _temperature(geometry.rope or {})
+    if tempered and (not noted or (rotation and rotation.read_by_layers)):
+        return None
+    kept = unrelated_to_scaling(rope_of(group.stack.config, group.layer_type))
+    pinned = pinned_keys(kept)
+    parameters: Mapping[str, Any] | None
+    if way == len(UNROTATED):
+        parameters = _by_pairs(rotation, group, geometry, reach, pinned)
+    else:
+        parameters = UNROTATED[way] if rotation is None else rotation.rope_parameters or {}
+    if parameters is None or any(parameters.get(key, value) != value for key, value in pinned.items()):
+        return None
+    return {**kept, **parameters, **(noted if tempered else {})}
+
+
+def _by_pairs(
+    rotation: Rotation | None, group: Group, geometry: Geometry, reach: Span, pinned: dict[str, Any]
+) -> dict[str, Any] | None:
+    """A factor for each pair; None where some pairs do not rotate."""
+    pairs, scaling = (1e-30,) * (geometry.rotary_dim // 2), 1.0
+    if rotation is not None:
+        pairs, scaling = rotation.inv_freq, rotation.attention_scaling
+    if min(pairs) <= 0:
+        return None
+    original = getattr(group.stack.config, "original_max_position_embeddings", None)  # which Phi's config insists on
+    own = {"original_max_position_embeddings": original} if original else {}
+    return {**as_longrope(geometry, pairs, scaling, reach), **own, **pinned}
+
+
+def _temperature(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys from which layers have taken a temperature."""
+    return {key: rope[key] for key in ("mscale_all_dim", "factor")} if rope.get("mscale_all_dim") else {}
+
+
+class Built(NamedTuple):
+    """What a family's own code makes of rope parameters."""
+
+    parameters: Parameters
+    config: Any
+    """With these parameters."""
+    modules: list[Any]
+    """Rotary modules, one for each of the stack's."""
+    changes: Changes
+    """What attention layers read from them."""
+
+
+def build_rotary(
+    stack: Stack,
+    groups: list[Group],
+    effects: Effects,
+    geometries: Mapping[str, Geometry],
+    reach: Span,
+    extended: bool,
+) -> Built:
+    """The family's own rotary modules made from new parameters, as anyone who loads the config will make them; from
+    the first of these ways to say the groups' rotations that gives what is meant.
+
+    The plainest comes first. The last one, a factor for each pair, fits models that know no other type but `longrope`;
+    and then all of them with the temperature that the layers of a scaled model have noted.
+    """
+    rotations = {group.layer_type: fixed_rotation(effects[group.name]) for group in groups}
+    reasons = []
+    for tempered, way in product((False, True), range(len(UNROTATED) + 1)):
+        parameters: Parameters = {}
+        for group in groups:
+            said = _said(way, tempered, group, effects[group.name], geometries[group.name], reach)
+            if said is not None:
+                parameters[group.layer_type] = said
+        if len(parameters) < len(groups):
+            continue
+        try:
+            return _build(stack, rotations, with_temperature(stack, parameters, rotations), extended)
+        except UnsupportedCell as reason:
+            reasons.append(str(reason).rstrip("."))
+    first = reasons[0] if reasons else "something else reads its rope_parameters too"
+    raise UnsupportedCell(f"This scheme cannot be said in the config of a {stack.config.model_type!r} model: {first}.")
+
+
+def _build(stack: Stack, rotations: Rotations, parameters: Parameters, extended: bool) -> Built:
+    """From these parameters; the modules are checked to do what is meant."""
+    config = config_with(stack.config, parameters)
+    if isinstance(config, str):
+        raise UnsupportedCell(config)
+    try:
+        modules = [rotary_from(config, site.own) for site in stack.rotaries]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UnsupportedCell(f"{type(error).__name__}: {error}") from None
+    faults = [_misfit(site, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
+    if any(faults):
+        raise UnsupportedCell(next(filter(None, faults)))
+    changes = changes_between(stack, stack.config, config)
+    if changes and extended:
+        raise UnsupportedCell(
+            f"{first_change(changes)}, which is not what the scaling has that it extends; existing='replace' drops "
+            "that first"
+        )
+    for module in modules:
+        keep_frequencies(module, rotations)
+    return Built(parameters, config, modules, changes)
+
+
+def _misfit(site: RotarySite, new: Any, rotations: Rotations) -> str:
+    """Why a rotary module made anew is not what was meant; empty if it is."""
+    for layer_type, buffer in site.buffers.items():
+        meant, scaling = live_frequencies(site, layer_type).float().cpu(), scaling_of(site.own, layer_type)
+        if layer_type in rotations:
+            rotation = rotations[layer_type]
+            meant = torch.tensor(rotation.inv_freq) if rotation else torch.zeros(len(meant))
+            scaling = rotation.attention_scaling if rotation else 1.0
+        found = getattr(new, buffer, torch.zeros(0)).float().cpu()
+        if found.shape != meant.shape or not torch.allclose(found, meant, rtol=1e-5, atol=STILL):
+            return f"{type(new).__name__} computes other frequencies from it"
+        if not math.isclose(scaling_of(new, layer_type), scaling, rel_tol=1e-6):
+            return f"{type(new).__name__} scales attention by {scaling_of(new, layer_type):g}, not by {scaling:g}"
+    return ""
+
+
+# --- edits -----------------------------------------------------------------------------------------------------------
 
 
 def rotary_edits(
@@ -49,36 +299,32 @@ def rotary_edits(
     effects: Effects,
     geometries: Mapping[str, Geometry],
     reach: Span,
-    sealed: bool,
     rescales: bool,
 ) -> list[Edit]:
-    """Rotary modules that rotate as the scheme means, and the rope parameters that say so: the same, to whoever loads
-    them. Where those cannot say it, a `rope_type` that nobody knows.
+    """Puts rotary modules that rotate as the scheme means, and rope parameters from which anyone builds the same.
 
-    Layers that read those parameters by themselves do as layers that are built from them. But where a scheme
-    `rescales` a RoPE that is scaled already, they stay as they are, and the parameters must say so.
+    Layers that read those parameters by themselves note what layers built from them would note. But where a scheme
+    `rescales` a RoPE that is scaled already, such layers must stay as they are.
     """
     ropes = [geometries[group.name].rope or {} for group in groups]
-    rotations = {group.layer_type: fixed_rotation(effects[group.name]) for group in groups}
+    extends = rescales and any([rope.get("rope_type", "default") != "default" for rope in ropes])
+    built = build_rotary(stack, groups, effects, geometries, reach, extends)
+    edits = layer_edits(stack, built.changes, built.config)
+    parameters = parameters_with_beta(built.parameters, groups, effects)
+    edits.append(Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters)))
+    if list(parameters) == [""]:
+        rotation = fixed_rotation(effects[groups[0].name])
+        edits += entries_for_others(stack.config, parameters[""], rotation, reach.target)
+    return edits + module_edits(stack, built.modules, False)
+
+
+def module_edits(stack: Stack, modules: list[Any], tells: bool) -> list[Edit]:
+    """Puts these modules in the places of a stack's own rotary modules. `tells`: whether they also tell positions."""
     edits: list[Edit] = []
-    if sealed:
-        refuse_temperature(stack, rotations)
-        parameters = sealed_parameters(stack, rotations)
-        modules = [rotary_with(rotations, site, stack) for site in stack.rotaries]
-    else:
-        extended = rescales and any(rope.get("rope_type", "default") != "default" for rope in ropes)
-        parameters, config, modules, changes = build_rotary(stack, groups, effects, geometries, reach, extended)
-        edits += layer_edits(stack, changes, config)
-    parameters = tempered_parameters(parameters, groups, effects)
-    edits += [Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters))]
-    if list(parameters) == [""] and sealed:
-        edits += entries_for_none(stack.config)
-    elif list(parameters) == [""]:
-        edits += entries_for_others(stack.config, parameters[""], rotations[""], reach.target)
     for site, module in zip(stack.rotaries, modules, strict=True):
         device = next(iter(site.module.buffers())).device
-        # Ours stays in fp32 when the model is cast, and so cannot tell the family's own one that it was.
-        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=sealed), beside=stack.weight))
+        # Our module stays in fp32 when the model is cast, so the family's own one follows the stack's weight instead.
+        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=tells), beside=stack.weight))
     return edits
 
 

@@ -1,28 +1,45 @@
-"""Rotations that no config can say: rotary modules that do them all the same, and a config that nobody can build."""
+"""Rotations that no config can say. The rotary modules do them all the same, from a config that nobody can build."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UnsupportedCell
-from ..families import Stack
-from ..families.finding import RotarySite
-from ..runtime.rotary import SEALED
-from .rope_config import (
-    Parameters,
+from ..families import Group, Stack
+from ..families.places import RotarySite
+from .edits import Edit, Swap
+from .other_readers import entries_for_none
+from .own_temperature import parameters_with_beta
+from .rotary_site import (
+    Effects,
     Rotations,
-    config_with,
+    fixed_rotation,
     keep_frequencies,
     live_frequencies,
+    module_edits,
     rope_of,
+    rope_parameters_with,
+    sealed_parameters,
     unrelated_to_scaling,
     with_temperature,
 )
+
+
+def sealed_rotary_edits(stack: Stack, groups: list[Group], effects: Effects) -> list[Edit]:
+    """Puts rotary modules that rotate as the scheme means, and rope parameters whose `rope_type` nobody knows."""
+    rotations = {group.layer_type: fixed_rotation(effects[group.name]) for group in groups}
+    refuse_temperature(stack, rotations)
+    parameters = parameters_with_beta(sealed_parameters(stack, rotations), groups, effects)
+    modules = [rotary_with(rotations, site, stack) for site in stack.rotaries]
+    new = rope_parameters_with(stack.config.rope_parameters, parameters)
+    edits: list[Edit] = [Swap(stack.config, "rope_parameters", new)]
+    if list(parameters) == [""]:
+        edits += entries_for_none(stack.config)
+    return edits + module_edits(stack, modules, True)
 
 
 def rotary_with(rotations: Rotations, site: RotarySite, stack: Stack) -> Any:
@@ -57,15 +74,6 @@ class OwnFrequencies:
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, float]:
         return self.module.inv_freq, self.module.attention_scaling
-
-
-def sealed_parameters(stack: Stack, layer_types: Iterable[str]) -> Parameters:
-    """Rope parameters that nobody can build. Phi's configs take none that they do not know; theirs stay as they were.
-
-    The other marks of a seal are enough: these are for who forces his way past all of them.
-    """
-    unknown = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), "rope_type": SEALED} for t in layer_types}
-    return {} if isinstance(config_with(stack.config, unknown), str) else unknown
 
 
 def refuse_temperature(stack: Stack, rotations: Rotations) -> None:

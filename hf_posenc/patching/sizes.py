@@ -13,7 +13,7 @@ from .edits import Edit, Swap
 from .grades import is_sealed
 
 
-def own_length(where: Places) -> int | None:
+def config_length(where: Places) -> int | None:
     """How long a text the config allows, in tokens; None where it says nothing, or where no text is read."""
     length = getattr(where.config, where.family.length, None)
     if len(where.family.axes) > 1 or not isinstance(length, int) or isinstance(length, bool) or length <= 0:
@@ -26,10 +26,10 @@ def counted_rows(where: Places) -> int:
     return where.family.offset(where.config) if where.family.counted else 0
 
 
-def promised_size(where: Places, effect: Effect, reach: Span) -> Any:
+def config_size(where: Places, effect: Effect, reach: Span) -> Any:
     """What the config of a patched model says of its length, or of the size of its images."""
     if len(where.family.axes) == 1:
-        kept = own_length(where) if where.has_table and isinstance(effect.table, OwnTable) else None
+        kept = config_length(where) if where.has_table and isinstance(effect.table, OwnTable) else None
         return max(reach.target, kept or 0) + counted_rows(where)
     given = effect.table.image_size if isinstance(effect.table, OwnGrid) else None
     return getattr(where.config, where.family.length) if given is None else given

@@ -17,8 +17,7 @@ from ..core.tables import ComputedTable, LastPositions, LearnedTable, Replacemen
 from ..errors import UnsupportedCell
 from ..families import Stack
 from ..families.base import NO_TABLE, UNTOLD
-from ..families.finding import Site
-from ..families.places import grid_size
+from ..families.places import Site, grid_size
 from ..runtime.grids import FLAG, GridReader, before_patches, resize_table
 from ..runtime.hooks import before_embeddings, before_first_layer
 from ..runtime.positions import Link

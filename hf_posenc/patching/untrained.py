@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 
 from ..errors import UntrainedWarning
@@ -12,45 +11,44 @@ from .grades import KINDS, cell, cells
 
 
 def needs_training(scheme: Scheme | type[Scheme], family: Family) -> bool:
-    """Whether the weights of a family's models have never seen what a scheme gives them."""
-    either = [set(re.split(" and ", own)) for own in family.positions.split(" or ")]
-    return not any(own <= set(scheme.keeps) for own in either)
+    """Whether a scheme gives a family's models positions that their weights were not trained with."""
+    return not any([set(own.split(" and ")) <= set(scheme.keeps) for own in family.positions.split(" or ")])
 
 
 def training_needs() -> dict[str, str]:
-    """For every scheme `yes`, `no`, or where it needs none: `not on RoPE`."""
+    """For every scheme `yes`, `no`, or on which kinds of models it needs no training: `not on RoPE`."""
     found = {}
-    grades = cells()
+    grades, families = cells(), FAMILIES.registered()
     for name, scheme in SCHEMES.items():
         works = [kind for kind in KINDS if not grades[name, kind].startswith("refused")]
-        ready = [kind for kind in works if not needs_training(scheme, _family(kind))]
-        some = [kind for kind in ready if kind != "nothing"]  # where hardly any model is
+        ready = [kind for kind in works if not needs_training(scheme, families[KINDS[kind]])]
+        some = [kind for kind in ready if kind != "nothing"]  # hardly any model has no positions
         found[name] = "no" if ready == works else f"not on {', '.join(some)}" if some else "yes"
     return found
 
 
 def ready_schemes(kind: str) -> list[str]:
-    """What works on models whose own positions are of this kind, as they are."""
-    family = _family(kind)
-    known = [name for name, scheme in SCHEMES.items() if not needs_training(scheme, family)]
-    return sorted(name for name in known if not cell(name, kind).startswith("refused"))
+    """The schemes that work without training on models whose own positions are of this kind."""
+    family = FAMILIES.registered()[KINDS[kind]]
+    ready = [name for name, scheme in SCHEMES.items() if not needs_training(scheme, family)]
+    return sorted([name for name in ready if not cell(name, kind).startswith("refused")])
 
 
-def _family(kind: str) -> Family:
-    return FAMILIES.registered()[KINDS[kind]]
+def warn_untrained(scheme: Scheme, family: Family, model_type: str) -> None:
+    """Warn that a patched model must be trained first, and name the schemes that work without training.
 
-
-def warn_untrained(scheme: Scheme, family: Family, model_type: str, stacklevel: int) -> None:
-    """Say that a patch, done as asked, is no use before training, and what would be."""
+    The warning points at the line that called the caller of this function.
+    """
     if not needs_training(scheme, family):
         return
-    alike = (family.positions, family.axes)
-    kind = next((kind for kind in KINDS if (_family(kind).positions, _family(kind).axes) == alike), None)
+    families = FAMILIES.registered()
+    kinds = {(families[name].positions, families[name].axes): kind for kind, name in reversed(KINDS.items())}
+    kind = kinds.get((family.positions, family.axes))
     ready = [] if kind is None else ready_schemes(kind)
     instead = f" These work on it as it is: {', '.join(ready)}." if ready else ""
     warnings.warn(
         f"{scheme.name!r} gives this {model_type!r} model positions that its weights were not trained with: it will "
         f"read badly until it is trained, for example with `hf-posenc train`.{instead}",
         UntrainedWarning,
-        stacklevel=stacklevel,
+        stacklevel=3,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..compat.models import attention_of
 from ..core.axes import grid_coordinates
 from ..errors import PosencError
-from ..families.finding import argument_names
+from ..families.places import argument_names
 from .positions import PREFIX, named_arguments
 
 GRID = "posenc_grid"

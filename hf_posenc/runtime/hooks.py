@@ -8,7 +8,7 @@ import torch
 
 from ..errors import PosencError
 from ..families.base import STATES_FIRST
-from ..families.finding import argument_names
+from ..families.places import argument_names
 from .positions import named_arguments, positions_in
 
 

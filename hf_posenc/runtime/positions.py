@@ -19,7 +19,7 @@ from ..core.patterns import Banded, Pattern
 from ..core.precision import Fp32Buffers
 from ..core.temperatures import Temperature
 from ..errors import PosencError
-from ..families.finding import argument_names
+from ..families.places import argument_names
 from .attention_call import Angles, Call, Reading, Turn
 from .cache_layers import EMPTY, STATIC, prepare_layer
 from .rotation import HALVES, rotate
@@ -138,15 +138,15 @@ class Link:
         self.suffix, self.table = suffix, table
         self.index = index
         """The layer's place among those that are patched alike."""
-        names = argument_names(layer) if layer is not None else ()
+        names = () if layer is None else argument_names(layer)
+        self.counts = root is not None and "position_ids" not in argument_names(root)
+        """Whether the model counts by itself, padding as well, and nobody can tell it otherwise (BART's decoder)."""
         self.states = names[0] if names else "hidden_states"
         self.cache = next((n for n in CACHES if n in names), CACHES[0])
         self.mask = next((n for n in MASKS if n in names), MASKS[0])
         # Layers that take over the keys of another one have none in the cache.
         self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
         self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
-        self.counts = root is not None and "position_ids" not in argument_names(root)
-        """Whether the model counts by itself, padding as well, and nobody can tell it otherwise (BART's decoder)."""
 
     @property
     def first(self) -> bool:

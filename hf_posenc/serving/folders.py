@@ -20,7 +20,7 @@ from ..models import model_path
 from ..patching.describe import describe
 from ..patching.live import record_of
 from ..patching.other_readers import SCALING, SEE, THETA, WRITTEN, keys_for_others
-from ..patching.records import is_listed, section_of
+from ..patching.records import section_of, uses_layer_list
 from ..schemes.frequencies import MSCALES
 from .external_runtimes import CT2, OUTSIDE
 from .proof import Proof, prove
@@ -58,7 +58,7 @@ def way(model: Any, runtime: str) -> tuple[str, LiveRotation | None]:
     config, found = model.config.get_text_config(), describe(model)
     rope = getattr(config, "rope_parameters", None)
     kind = kind_of_rope(rope) if rope else "table" if found.table != "none" else "own"
-    if is_listed(record_of(model)):
+    if uses_layer_list(record_of(model)):
         kind = LISTED
     how = rules.how(config.model_type, kind, found.scheme)
     return how, live_rotation(model) if rope else None

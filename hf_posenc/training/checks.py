@@ -19,7 +19,7 @@ from ..families import places
 from ..patching.describe import describe
 from ..patching.live import is_patched
 from ..patching.records import Record
-from ..patching.sizes import own_length
+from ..patching.sizes import config_length
 from .loss import LossHead, refuse_other_loss
 from .memory import plain_mlps
 from .recipe_files import launch_option
@@ -91,7 +91,7 @@ def refuse_misfit(settings: Settings, model: Any, tokenizer: Any) -> None:
     """Raise where the rows would not fit the model."""
     longest, where = settings.data.reach, places(model)
     described: Any = describe(model) if is_patched(model) else None
-    reach = described.target_length if described else own_length(where) if where.has_table else None
+    reach = described.target_length if described else config_length(where) if where.has_table else None
     if reach is not None and longest > reach:
         way = "raise scheme.target_length" if described else "name a scheme that reaches further"
         raise PosencError(

@@ -22,7 +22,7 @@ from ..evaluation.measures.rows import Row
 from ..evaluation.measures.texts import Document, bos_of, spread_windows, tokenized, window_ids
 from ..families import places
 from ..patching.live import is_patched
-from ..patching.sizes import own_length
+from ..patching.sizes import config_length
 from .rows import IGNORED
 from .settings import MeasureSettings
 
@@ -118,7 +118,7 @@ def reach(model: Any) -> float:
     """How many positions there are: a table that nobody patched ends."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     where = places(base)
-    return float("inf") if is_patched(base) or not where.has_table else float(own_length(where) or "inf")
+    return float("inf") if is_patched(base) or not where.has_table else float(config_length(where) or "inf")
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from ..errors import PosencError
 from ..evaluation.measures.rows import Row as Figure
 from ..families import places
 from ..patching.patch import unpatch_model
-from ..patching.sizes import own_length
+from ..patching.sizes import config_length
 from .callbacks import Generations, StopInTime
 from .card import command, versions
 from .checks import (
@@ -142,7 +142,7 @@ def prepare(settings: Settings, resume: bool = False, merged: bool = False) -> R
     clock.past, clock.command = Past.of(begin), command()
 
     model, tokenizer = make_model(settings)
-    trained_length = own_length(places(model)) or settings.data.length
+    trained_length = config_length(places(model)) or settings.data.length
     came = positions_record(model)
     parameters = model.num_parameters()
     patch(settings, model)

@@ -11,7 +11,7 @@ from ...errors import PosencError
 from ...models import model_path
 from .. import llama_cpp
 from ..proof import Proof, prove
-from .placing import place, refuse_existing
+from .placing import check_existing, place
 from .vocabulary import NORMAL, UnknownTokenizer, Vocabulary, read_vocabulary
 from .write import DTYPES, architecture_of, told_rope, write_gguf
 
@@ -24,7 +24,7 @@ def export_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], 
     folder, path = Path(model_path(os.fspath(source))), Path(target)
     if path.suffix != ".gguf":
         raise PosencError(f"{path} should be a file that ends in .gguf.")
-    refuse_existing(path)
+    check_existing(path)
     model = load(folder).eval()
     told_rope(model, architecture_of(model))  # what cannot be said is refused before the tokenizer is looked at
     vocabulary = _vocabulary(folder, model)

@@ -18,7 +18,7 @@ from ..proof import Proof, prove
 from ..rotation import live_rotation, refuse_sealed
 from .architectures import FREQS, KEYS, LONG_SHORT, Architecture
 from .header import read_header
-from .placing import place, refuse_existing
+from .placing import check_existing, place
 from .rope import RopeEntries, rope_entries
 from .write import add_value, import_gguf
 
@@ -34,7 +34,7 @@ def fix_gguf(
     """Write the GGUF file `made`, which was converted from the checkpoint at `source`, as `target` with its positions
     corrected; proved where llama.cpp is installed. Nothing else of it changes."""
     path = Path(target)
-    refuse_existing(path)
+    check_existing(path)
     if not Path(made).is_file():
         raise PosencError(f"{made} is not a file: --fix wants a GGUF that was converted from {source}.")
     model = load(Path(model_path(os.fspath(source)))).float().eval()

@@ -11,7 +11,7 @@ from .. import llama_cpp
 from ..proof import Proof
 
 
-def refuse_existing(path: Path) -> None:
+def check_existing(path: Path) -> None:
     if path.exists():
         raise PosencError(f"{path} exists already. Name another file, or remove it first.")
 

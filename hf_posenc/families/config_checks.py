@@ -1,4 +1,4 @@
-"""Whether a config holds what a model could mean: a script or a damaged file may have left anything in it."""
+"""Checks that a config holds values which a model can have: a script or a damaged file may have put anything there."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 from ..errors import PosencError, UnsupportedModel
 
 DEEPEST = 100
-"""Configs in use are nested a few levels deep; copying and writing them recurses."""
+"""Real configs are nested a few levels deep. A much deeper one breaks code that copies or writes it by recursion."""
 LARGEST = 2**40
 COUNTS = ("hidden_size", "num_attention_heads", "head_dim")
 LENGTHS = ("max_position_embeddings",)
 
 
-def refuse_unsound(config: Any) -> None:
-    """Raise where a config, or its part about text, cannot be worked with."""
+def check_config(config: Any) -> None:
+    """Raise where a config, or the part of it about text, cannot be used."""
     kind = config.model_type
     if not isinstance(kind, str):
         raise UnsupportedModel(f"model_type in the config should be a name, and is a {type(kind).__name__}.")
-    _refuse_depth(vars(config))
+    _check_depth(vars(config))
     for part in (config, config.get_text_config()):
         for name in (*COUNTS, *LENGTHS):
             value = getattr(part, name, None)
@@ -29,8 +29,8 @@ def refuse_unsound(config: Any) -> None:
                 )
 
 
-def _refuse_depth(values: dict[str, Any]) -> None:
-    """Level by level, not by recursion; an object that holds itself is seen once."""
+def _check_depth(values: dict[str, Any]) -> None:
+    """Goes level by level instead of by recursion, and looks once at an object that contains itself."""
     level: list[Any] = list(values.values())
     seen: set[int] = set()
     for _ in range(DEEPEST):

@@ -22,8 +22,7 @@ from .edits import Edit, Entry, Swap
 from .grades import is_sealed
 from .layers import changed_values
 from .other_readers import LAYERS, entries_for_others
-from .rope_config import own_rope, scaling_of
-from .rotary_site import MOVING, rotary_edits, rotary_faults
+from .rotary_site import MOVING, own_rope, rotary_edits, rotary_faults, scaling_of
 from .sealed_rotary import rotary_with
 
 LISTED = {"smollm3": "use_rope"}
@@ -33,7 +32,7 @@ name rotate three layers of four whatever it says."""
 Effects = Mapping[str, Effect]
 
 
-def ways_to_say(scheme: Scheme, where: Places) -> list[Plan]:
+def config_plans_for(scheme: Scheme, where: Places) -> list[Plan]:
     """A plan as those parts of a config could say it that this model's has; whether they can, its edits will tell."""
     if not isinstance(scheme, Plan):
         return []
@@ -42,7 +41,7 @@ def ways_to_say(scheme: Scheme, where: Places) -> list[Plan]:
     return [replace(scheme, by=by) for by, able in ((BY_TYPES, whole), (BY_LIST, listed)) if able]
 
 
-def refuse_unsaid(where: Places, effects: Effects) -> None:
+def check_config_plan(where: Places, effects: Effects) -> None:
     """Raise where some part does what no config says."""
     for effect in effects.values():
         added = effect.table is not None and not isinstance(effect.table, OwnTable)
@@ -53,7 +52,7 @@ def refuse_unsaid(where: Places, effects: Effects) -> None:
 # --- by a list of the layers that rotate ---
 
 
-def listed_edits(
+def layer_list_edits(
     stack: Stack,
     groups: list[Group],
     effects: Effects,
@@ -69,7 +68,7 @@ def listed_edits(
     turned = _turned(groups, effects)
     if turned:
         _refuse_several(stack, turned, groups, effects, flags)
-        edits += rotary_edits(stack, turned[:1], dict(effects), geometries, reach, False, False)
+        edits += rotary_edits(stack, turned[:1], dict(effects), geometries, reach, False)
     else:
         rope, site = own_rope(groups[0]), stack.rotaries[0]
         if rope["rope_type"] in MOVING:
@@ -83,7 +82,7 @@ def listed_edits(
     return edits if told else [*edits, Entry(stack.config, LAYERS, 0)]
 
 
-def listed_faults(
+def layer_list_faults(
     stack: Stack, groups: list[Group], patched: list[Group], effects: Effects, original: Mapping[str, Any]
 ) -> list[str]:
     """Where layers do not rotate as the list of a patched config should say."""
