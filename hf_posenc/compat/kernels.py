@@ -22,6 +22,6 @@ class KernelMode(TorchDispatchMode):
         return self.kernel(str(func), args, partial(func, *args, **(kwargs or {})))
 
 
-def detached(values: Any) -> Any:
+def detach_all(values: Any) -> Any:
     """The same tensors, in whatever holds them, without what they were computed from."""
     return tree_map_only(Tensor, Tensor.detach, values)
