@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def without_copies(module: Any) -> Any:
+def unwrap_copies(module: Any) -> Any:
     """The module that PEFT keeps trained copies of, behind a wrapper; any other as it is."""
     return getattr(module, "original_module", module)
 
