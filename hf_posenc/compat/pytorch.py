@@ -42,14 +42,14 @@ def cpu_attention_gradients(
     return of_query, of_key, of_value
 
 
-def _proved(dtype: torch.dtype) -> bool:
+def _is_right(dtype: torch.dtype) -> bool:
     """Whether that kernel exists and does what is said of it, on numbers that plain arithmetic can check."""
     numbers = torch.linspace(-1.0, 1.0, 2 * 3 * 4, dtype=torch.float32, device="cpu").reshape(2, 1, 3, 4).to(dtype)
     mask = torch.tensor([0.5, -1.0, 2.0], device="cpu").to(dtype).expand(2, 1, 3, 3)
     near = 2e-2 if dtype.itemsize < 4 else 1e-5
     try:
         errors = [
-            *(_error(numbers, causal, added) for added, causal in ((None, False), (None, True), (mask, True))),
+            *(_output_error(numbers, causal, added) for added, causal in ((None, False), (None, True), (mask, True))),
             *(_gradient_error(numbers, causal) for causal in (False, True)),
         ]
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
@@ -57,12 +57,12 @@ def _proved(dtype: torch.dtype) -> bool:
     return all(error < near for error in errors)
 
 
-def _error(numbers: Tensor, causal: bool, mask: Tensor | None) -> float:
+def _output_error(numbers: Tensor, causal: bool, mask: Tensor | None) -> float:
     """Of outputs and sums."""
     query, key, value = numbers, numbers.flip(2), numbers.flip(3)
     found = cpu_attention(query, key, value, causal=causal, scaling=0.7, mask=mask)
     scores = _scores(query, key, causal) + (0.0 if mask is None else mask.float())
-    return _apart(found, (scores.softmax(-1) @ value.float(), scores.logsumexp(-1)))
+    return _largest_error(found, (scores.softmax(-1) @ value.float(), scores.logsumexp(-1)))
 
 
 def _gradient_error(numbers: Tensor, causal: bool) -> float:
@@ -76,7 +76,7 @@ def _gradient_error(numbers: Tensor, causal: bool) -> float:
     query, key, value, gradient, output = (x.float() for x in (query, key, value, gradient, output))
     weights = (scores - sums[..., None]).exp()
     of_scores = weights * (gradient @ value.mT - (output * gradient).sum(-1, keepdim=True)) * 0.7
-    return _apart(found, (of_scores @ key, of_scores.mT @ query, weights.mT @ gradient))
+    return _largest_error(found, (of_scores @ key, of_scores.mT @ query, weights.mT @ gradient))
 
 
 def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
@@ -85,15 +85,15 @@ def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     return scores.masked_fill(later, float("-inf")) if causal else scores
 
 
-def _apart(found: Sequence[Tensor], meant: Sequence[Tensor]) -> float:
+def _largest_error(found: Sequence[Tensor], meant: Sequence[Tensor]) -> float:
     return max(float((one.float() - other).abs().max()) for one, other in zip(found, meant, strict=True))
 
 
-def proved_dtypes() -> tuple[torch.dtype, ...]:
-    return tuple(filter(_proved, (torch.float32, torch.float64, torch.bfloat16, torch.float16)))
+def find_right_dtypes() -> tuple[torch.dtype, ...]:
+    return tuple(filter(_is_right, (torch.float32, torch.float64, torch.bfloat16, torch.float16)))
 
 
-CPU_ATTENTION = proved_dtypes()
+CPU_ATTENTION = find_right_dtypes()
 """The dtypes that `cpu_attention` was seen to be right in. Not asked for at each call: a compiler could not follow."""
 
 
@@ -116,7 +116,7 @@ def _hooks(module: Any, before: str) -> dict[int, Any]:
     return found
 
 
-def uncompiled(model: Any) -> Any:
+def unwrap_compiled(model: Any) -> Any:
     """The model inside what `torch.compile` gives; any other as it is."""
     return getattr(model, "_orig_mod", model)
 
@@ -140,7 +140,7 @@ def parameter_of(module: nn.Module, name: str) -> nn.Parameter | None:
     return module._parameters[name]
 
 
-class Moving(nn.Module):
+class MovableModule(nn.Module):
     """A module that has a say whenever it is cast or moved, alone or with the model that it is a part of."""
 
     def moved(self, move: Callable[[], object]) -> None:
@@ -153,7 +153,7 @@ class Moving(nn.Module):
         return self
 
 
-class Stored(nn.Module):
+class SavableModule(nn.Module):
     """A module that has a say in what state dicts hold of it."""
 
     def stored(self, state: dict[str, Any], prefix: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ..compat.pytorch import Moving
+from ..compat.pytorch import MovableModule
 
 
 def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tuple[str, ...] = ()) -> None:
@@ -30,7 +30,7 @@ def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tu
                 parameter.grad = parameter.grad.float()
 
 
-class Fp32Buffers(Moving):
+class Fp32Buffers(MovableModule):
     """A module whose fp32 buffers, and parameters of its own, follow the model's device but not its dtype."""
 
     follows_dtype: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..compat.pytorch import Stored
+from ..compat.pytorch import SavableModule
 from ..errors import PosencError
 from .precision import Fp32Buffers
 
@@ -47,7 +47,7 @@ class LastPositions:
     __hash__ = None  # type: ignore[assignment]
 
 
-class ReplacementTable(Stored):
+class ReplacementTable(SavableModule):
     """A table in the place of a family's own one: asked as that was, for rows of which `offset` are no positions."""
 
     offset: int = 0

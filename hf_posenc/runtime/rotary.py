@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..compat.pytorch import Moving
+from ..compat.pytorch import MovableModule
 from ..core.precision import apply_but_keep_fp32
 from ..schemes.frequencies import MSCALES
 
@@ -25,7 +25,7 @@ STILL = 1e-20
 """Frequencies below this rotate nothing, at any position."""
 
 
-class Rotary(Moving):
+class Rotary(MovableModule):
     """A family's own rotary module, with frequencies that stay in fp32."""
 
     wraps_rotary = True
