@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..core.effects import Effect, Geometry, Rotation
 from .base import Scheme
-from .frequencies import as_longrope, base_frequencies
+from .frequencies import base_frequencies, longrope_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class RescaledRope(RotaryScheme):
             written = self.rope_parameters(reach.factor, reach.trained, geometry)
             parameters: dict[str, Any] | None = {"rope_theta": self.theta(geometry), **written}
         else:  # a RoPE that is scaled already
-            parameters = as_longrope(geometry, scaled, attention * scaling, reach) if min(scaled) > 0 else None
+            parameters = longrope_parameters(geometry, scaled, attention * scaling, reach) if min(scaled) > 0 else None
         rotation = Rotation(
             inv_freq=scaled,
             attention_scaling=attention * scaling,
