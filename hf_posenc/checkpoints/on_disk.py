@@ -30,7 +30,7 @@ from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import config_length
 from ..patching.untrained import warn_untrained
 from ..schemes import Scheme
-from ..schemes.plans import asked_from
+from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
 from .cards import PATCHED, kept_card, write_card
 from .embedders import copy_modules
