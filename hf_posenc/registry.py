@@ -43,7 +43,7 @@ class Origin:
             raise PosencError(f"Who registered something is told by module, package and version, got {data!r}.")
         return cls(**data)
 
-    def fits(self, other: Origin) -> bool:
+    def matches(self, other: Origin) -> bool:
         """Whether both may be the same code: two modules without a package count as such, whatever their names."""
         return self.built_in == other.built_in and _plain(self.package) == _plain(other.package)
 
@@ -131,7 +131,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def origin(self, name: str) -> Origin:
         return _origin(self._homes[name])
 
-    def meant(self, name: str, origin: Origin | None) -> T:
+    def resolve(self, name: str, origin: Origin | None) -> T:
         """What a record means by a name: something of this package (None), or what `origin` registered."""
         if origin is None and isinstance(name, str) and _top(self._homes.get(name, "")) == OURS:
             return self._entries[name]  # also where another package offers something else under its name
@@ -140,7 +140,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 return self[name]  # which says what is known
             raise PosencError(self._missing(name, origin))
         found = self.origin(name)
-        if origin is None or not found.fits(origin):
+        if origin is None or not found.matches(origin):
             raise PosencError(
                 f"The {self.kind} {name!r} of {origin or 'hf_posenc itself'} is meant, and the one at hand is that of "
                 f"{found}: they may differ. {'Update hf_posenc' if origin is None else 'Install or import the other'}."

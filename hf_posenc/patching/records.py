@@ -154,7 +154,7 @@ def read_family(data: Any) -> tuple[str, Origin]:
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise PosencError(f"A family that a posenc record requires has a name, got {data!r}.")
     name, origin = data["name"], Origin.from_dict({k: v for k, v in data.items() if k != "name"})
-    FAMILIES.meant(name, origin)
+    FAMILIES.resolve(name, origin)
     return name, origin
 
 
