@@ -57,12 +57,12 @@ class ReplacementTable(SavableModule):
     notes: LastPositions | None = None
     """Where it writes down what it is asked for, if attention layers that are not told want to know."""
 
-    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
+    def replace(self, native: nn.Embedding, offset: int) -> None:
         self.offset = offset
         if type(native).forward is not nn.Embedding.forward and not isinstance(native, ReplacementTable):
             self.reader = RowReader(native)
 
-    def asked(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def read_rows(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if self.reader is not None:
             rows = self.reader(device, *args, **kwargs)
         else:
@@ -94,8 +94,8 @@ class ComputedTable(ReplacementTable, Fp32Buffers):
         """The vectors of these places, (..., axes) -> (..., size), in fp32."""
         raise NotImplementedError
 
-    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
-        super().take_seat_of(native, offset)
+    def replace(self, native: nn.Embedding, offset: int) -> None:
+        super().replace(native, offset)
         unmarked = [name for name, _ in self.named_parameters() if "posenc_" not in name]
         if unmarked:
             raise PosencError(
@@ -116,7 +116,7 @@ class ComputedTable(ReplacementTable, Fp32Buffers):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if self.axes > 1:
             return self.vectors(args[0])
-        rows = self.asked(self.anchor.device, args, kwargs)
+        rows = self.read_rows(self.anchor.device, args, kwargs)
         return self.vectors((rows - self.offset)[..., None]).to(self.anchor.dtype)
 
     def stored(self, state: dict[str, Any], prefix: str) -> None:
@@ -140,8 +140,8 @@ class ZeroTable(ComputedTable):
 class LearnedTable(ReplacementTable, nn.Embedding):
     """A trainable table that says where it ends instead of failing in an index."""
 
-    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
-        super().take_seat_of(native, offset)
+    def replace(self, native: nn.Embedding, offset: int) -> None:
+        super().replace(native, offset)
         if offset:  # the rows before position 0 are the family's own, for padding
             kept = torch.cat([native.weight.detach()[:offset], self.weight.detach()])
             self.weight = nn.Parameter(kept)
@@ -158,7 +158,7 @@ class LearnedTable(ReplacementTable, nn.Embedding):
             state[prefix + "weight"] = stored[:-1]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        rows = self.asked(self.weight.device, args, kwargs)
+        rows = self.read_rows(self.weight.device, args, kwargs)
         if not torch.compiler.is_compiling() and rows.numel():
             last = int(rows.max())
             if last >= self.num_embeddings:

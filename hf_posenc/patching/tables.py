@@ -82,7 +82,7 @@ def _seated_table(
             )
         module = source.restored(inner, like) if loaded else source.module(inner, like)
         module.sealed = sealed
-    module.take_seat_of(native, stack.offset)
+    module.replace(native, stack.offset)
     return module
 
 
@@ -95,7 +95,7 @@ def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> Repl
     else:
         module = source.module(stand_in if isinstance(source, ComputedSource) else None, like)
         module.sealed = sealed
-    module.take_seat_of(stand_in, stack.offset)
+    module.replace(stand_in, stack.offset)
     return module
 
 
