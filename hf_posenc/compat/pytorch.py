@@ -143,20 +143,20 @@ def parameter_of(module: nn.Module, name: str) -> nn.Parameter | None:
 class MovableModule(nn.Module):
     """A module that has a say whenever it is cast or moved, alone or with the model that it is a part of."""
 
-    def moved(self, move: Callable[[], object]) -> None:
+    def on_move(self, move: Callable[[], object]) -> None:
         """Runs in the place of `move`, which does what was asked for."""
         move()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         parent = super()._apply
-        self.moved(lambda: parent(fn, recurse))
+        self.on_move(lambda: parent(fn, recurse))
         return self
 
 
 class SavableModule(nn.Module):
     """A module that has a say in what state dicts hold of it."""
 
-    def stored(self, state: dict[str, Any], prefix: str) -> None:
+    def after_saving(self, state: dict[str, Any], prefix: str) -> None:
         """Change what was just saved of this module; `prefix` opens the names of its tensors."""
 
     def before_loading(self, state: dict[str, Any], prefix: str) -> None:
@@ -164,7 +164,7 @@ class SavableModule(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        self.stored(destination, prefix)
+        self.after_saving(destination, prefix)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self.before_loading(state_dict, prefix)

@@ -36,7 +36,7 @@ class Fp32Buffers(MovableModule):
     follows_dtype: tuple[str, ...] = ()
     """Buffers and parameters that are cast with the model all the same."""
 
-    def moved(self, move: Callable[[], object]) -> None:
+    def on_move(self, move: Callable[[], object]) -> None:
         apply_but_keep_fp32(self, move, self.follows_dtype)
 
 

@@ -119,7 +119,7 @@ class ComputedTable(ReplacementTable, Fp32Buffers):
         rows = self.read_rows(self.anchor.device, args, kwargs)
         return self.vectors((rows - self.offset)[..., None]).to(self.anchor.dtype)
 
-    def stored(self, state: dict[str, Any], prefix: str) -> None:
+    def after_saving(self, state: dict[str, Any], prefix: str) -> None:
         if (weight := self.weight) is not None:
             state[prefix + "weight"] = weight
 
@@ -147,7 +147,7 @@ class LearnedTable(ReplacementTable, nn.Embedding):
             self.weight = nn.Parameter(kept)
             self.num_embeddings = len(kept)
 
-    def stored(self, state: dict[str, Any], prefix: str) -> None:
+    def after_saving(self, state: dict[str, Any], prefix: str) -> None:
         if self.sealed:
             weight = state[prefix + "weight"]
             state[prefix + "weight"] = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])

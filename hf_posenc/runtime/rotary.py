@@ -44,7 +44,7 @@ class Rotary(MovableModule):
             first.posenc_positions = positions
         return angles
 
-    def moved(self, move: Callable[[], object]) -> None:
+    def on_move(self, move: Callable[[], object]) -> None:
         apply_but_keep_fp32(self.inner, move)
 
     def __getattr__(self, name: str) -> Any:
