@@ -72,7 +72,7 @@ class TableSource(Protocol):
         coordinates, (..., axes).
         """
 
-    def restored(self, native: nn.Embedding | None, like: Tensor) -> Any:
+    def restore(self, native: nn.Embedding | None, like: Tensor) -> Any:
         """The same, where `native` has been loaded from a checkpoint of the patched model."""
 
     def new_rows(self, has_native: bool) -> Tensor | None:
