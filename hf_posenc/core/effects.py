@@ -95,7 +95,7 @@ class ComputedSource:
             return self.make(self.geometry.hidden_size, None, like)
         return self.make(native.embedding_dim, self.rows, like)
 
-    restored = module
+    restore = module
 
     def new_rows(self, has_native: bool) -> None:
         return None
@@ -178,7 +178,7 @@ class OwnTable:
         weight = native.weight.detach().clone()
         return LearnedTable.from_pretrained(weight, freeze=False)
 
-    restored = module
+    restore = module
 
 
 @dataclass(frozen=True)
