@@ -40,7 +40,7 @@ class RescaledRope(RotaryScheme):
         inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
         reach = self.span(geometry)
         assert reach.factor is not None
-        scaled = self.rescaled(inv_freq, reach.factor, reach.trained)
+        scaled = self.rescale(inv_freq, reach.factor, reach.trained)
         attention = self.attention_factor_for(reach.factor, reach.trained)
         if geometry.rope is None or geometry.rope.get("rope_type", "default") == "default":
             written = self.rope_parameters(reach.factor, reach.trained, geometry)
@@ -55,7 +55,7 @@ class RescaledRope(RotaryScheme):
         )
         return Effect(rotation=rotation)
 
-    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+    def rescale(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         raise NotImplementedError
 
     def attention_factor_for(self, factor: float, length: int) -> float:
