@@ -61,11 +61,11 @@ class Clip(RotaryScheme):
             raise PosencError(f"pairs={pairs} of this model cannot be clipped: it has {len(inv_freq)}.")
         left = clip_frequencies(inv_freq, pairs, self.taper)
         rotation = Rotation(
-            inv_freq=left, attention_scaling=scaling, rope_parameters=self._written(geometry, left, pairs)
+            inv_freq=left, attention_scaling=scaling, rope_parameters=self._rope_parameters(geometry, left, pairs)
         )
         return Effect(rotation=rotation)
 
-    def _written(self, geometry: Geometry, left: Frequencies, pairs: int) -> dict[str, Any] | None:
+    def _rope_parameters(self, geometry: Geometry, left: Frequencies, pairs: int) -> dict[str, Any] | None:
         """The cut as transformers would write it: it knows one of plain RoPE that rotates whole heads."""
         theta, dim = self.theta(geometry), geometry.rotary_dim
         if geometry.rope is not None and geometry.rope.get("rope_type", "default") != "default":
