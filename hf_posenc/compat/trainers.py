@@ -16,14 +16,14 @@ class WatchedTrainer(Trainer):
     """Whether targets are the labels of the tokens after: the first label of each row is then no target."""
     _knows_targets = False
 
-    def to_save(self, state: Any) -> Any:
+    def state_to_save(self, state: Any) -> Any:
         """The state that is about to be written, in place of this one; None is the model's own."""
         return state
 
-    def saved(self, folder: Path) -> None:
+    def after_save(self, folder: Path) -> None:
         """Runs when a model or its adapters were written, in one process."""
 
-    def checkpointed(self, folder: Path) -> None:
+    def after_checkpoint(self, folder: Path) -> None:
         """Runs in every process when a checkpoint is all there."""
 
     def shared_inputs(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -34,13 +34,13 @@ class WatchedTrainer(Trainer):
         return None
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, self.to_save(state_dict))
-        self.saved(Path(output_dir or str(self.args.output_dir)))
+        super()._save(output_dir, self.state_to_save(state_dict))
+        self.after_save(Path(output_dir or str(self.args.output_dir)))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial))
-        self.checkpointed(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        self.after_checkpoint(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _prepare_context_parallel_inputs(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         own = self.shared_inputs(inputs)
