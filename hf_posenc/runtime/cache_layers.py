@@ -180,8 +180,8 @@ class CarryingLayer(CacheLayerMixin):
             self._choose(call)
         if call.tracked is not None:
             call.keys = self._tracked(call.tracked.expand(len(key_states), -1), start)
-        if call.said is not None:
-            call.said = self._said(call.said[..., None], start)
+        if call.gates is not None:
+            call.gates = self._track_gates(call.gates[..., None], start)
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
         call.read = self._read(call, key_states.shape[2], keys)
         call.stored, call.rotate_keys, call.reading = keys, None, None
@@ -211,7 +211,7 @@ class CarryingLayer(CacheLayerMixin):
         new = positions.long()[:, None, :, None]
         return places.update(new, new[..., :0])[0][:, 0, :, 0]
 
-    def _said(self, new: Tensor, start: Any) -> Tensor:
+    def _track_gates(self, new: Tensor, start: Any) -> Tensor:
         """Note what new tokens say of the past, and give what all say that the update will give back."""
         kept = self.companions.get(SAID)
         held = kept.get_seq_length() if kept is not None else 0

@@ -25,8 +25,8 @@ RENDERINGS = ("row", "columns")
 def key_biases(call: Call, keys: int) -> Tensor:
     """The bias of each key, up to a constant per row, (batch, heads, keys): the sum of what the tokens up to it say of
     the past, negated, and counted from the middle, so that small numbers round less."""
-    assert call.said is not None
-    sums = call.said[..., :keys].cumsum(-1)
+    assert call.gates is not None
+    sums = call.gates[..., :keys].cumsum(-1)
     return (sums[..., -1:] + sums[..., :1]).detach() / 2 - sums
 
 

@@ -264,7 +264,7 @@ def _note_gates(call: Call, link: Link, states: Tensor) -> None:
     """What a scheme takes from the hidden states of the new tokens."""
     bias = link.bias
     if bias is not None and bias.of_content:
-        call.said = bias(states, link.index)
+        call.gates = bias(states, link.index)
 
 
 def _query_positions(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> Tensor:
