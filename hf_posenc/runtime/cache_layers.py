@@ -60,11 +60,11 @@ class GrowingLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys, values = self._appended("keys", key_states), self._appended("values", value_states)
+        keys, values = self._append("keys", key_states), self._append("values", value_states)
         self.keys, self.values = keys, values
         return keys, values
 
-    def _appended(self, name: str, new: Tensor) -> Tensor:
+    def _append(self, name: str, new: Tensor) -> Tensor:
         held: Tensor = getattr(self, name)
         if torch.compiler.is_compiling() or torch.is_grad_enabled():  # what gradients go through is not written over
             return torch.cat([held, new], -2) if held.ndim == new.ndim else new
@@ -177,17 +177,17 @@ class CarryingLayer(CacheLayerMixin):
         if call.rotate_keys is not None:
             key_states = call.rotate_keys(key_states)
         if call.sizes is not None:
-            self._choose(call)
+            self._choose_slots(call)
         if call.tracked is not None:
-            call.keys = self._tracked(call.tracked.expand(len(key_states), -1), start)
+            call.keys = self._track_positions(call.tracked.expand(len(key_states), -1), start)
         if call.gates is not None:
             call.gates = self._track_gates(call.gates[..., None], start)
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
-        call.read = self._read(call, key_states.shape[2], keys)
+        call.read = self._read_keys(call, key_states.shape[2], keys)
         call.stored, call.rotate_keys, call.reading = keys, None, None
         return keys, values
 
-    def _tracked(self, positions: Tensor, start: Any) -> Tensor:
+    def _track_positions(self, positions: Tensor, start: Any) -> Tensor:
         """Note where new keys stand, and say where all stand that the update will give back."""
         places = self.companions.get(POSITIONS)
         if places is None:
@@ -226,7 +226,7 @@ class CarryingLayer(CacheLayerMixin):
         said: Tensor = kept.update(new, new[..., :0])[0][..., 0]
         return said
 
-    def _read(self, call: Call, new: int, keys: Tensor) -> Tensor | None:
+    def _read_keys(self, call: Call, new: int, keys: Tensor) -> Tensor | None:
         """All keys as they are read. Those that were derived before are kept as long as they hold."""
         reading, fixed = call.reading, isinstance(self, STATIC)
         kept = isinstance(self, GrowingLayer) or (fixed and not torch.is_grad_enabled())
@@ -237,10 +237,10 @@ class CarryingLayer(CacheLayerMixin):
             self.companions.pop(STAGE, None)
             return None
         if graph:
-            return self._read_in_a_graph(reading, new, keys, call.keys)
+            return self._read_keys_in_graph(reading, new, keys, call.keys)
         end = int(self.get_seq_length()) if fixed else keys.shape[2]
         start = end - new
-        if not self._holds(reading, start):
+        if not self._still_valid(reading, start):
             self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
             self.derived_by, start = reading.by, 0
         added = reading.derive(keys[:, :, start:end], call.keys[:, start:end])
@@ -250,7 +250,7 @@ class CarryingLayer(CacheLayerMixin):
         read: Tensor = self.companions[READ].update(added, added[..., :0])[0]
         return read
 
-    def _read_in_a_graph(self, reading: Reading, new: int, keys: Tensor, places: Tensor) -> Tensor:
+    def _read_keys_in_graph(self, reading: Reading, new: int, keys: Tensor, places: Tensor) -> Tensor:
         if READ not in self.companions or self.derived_by != reading.by:
             self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
             self.derived_by = reading.by
@@ -258,7 +258,7 @@ class CarryingLayer(CacheLayerMixin):
         slots = torch.arange(-new, 0, device=keys.device) + self.get_seq_length()
         return rotated_keys.update_keys(self.companions[READ], self.companions[STAGE], reading, keys, places, slots)
 
-    def _holds(self, reading: Reading, count: int) -> bool:
+    def _still_valid(self, reading: Reading, count: int) -> bool:
         """Whether so many keys were derived before as they would be now."""
         kept = self.companions.get(READ)
         if kept is None or self.derived_by != reading.by or count == 0 or kept.get_seq_length() != count:
@@ -270,7 +270,7 @@ class CarryingLayer(CacheLayerMixin):
             return True
         return bool((self.companions[STAGE].keys[:, 0, :count, 0] == reading.stage[:, None]).all())
 
-    def _choose(self, call: Call) -> None:
+    def _choose_slots(self, call: Call) -> None:
         """Which slots a cache of fixed size keeps."""
         assert call.tracked is not None and call.sizes is not None
         places: Any = self.companions.setdefault(POSITIONS, SinkLayer())
