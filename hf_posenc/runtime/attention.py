@@ -62,7 +62,7 @@ def attend(
         own = {} if position_bias is None else {"position_bias": position_bias}
         return kernel(module, query, key, value, attention_mask, **own, **kwargs)
     if isinstance(link, GridLink):
-        mask, grid = link.unpacked(attention_mask)
+        mask, grid = link.unpack(attention_mask)
         return kernel(module, *link.rotate(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
     device = query.device.type

@@ -54,7 +54,7 @@ class GridLink:
     def __init__(self, root: Any, layer: int, special: int):
         self.root, self.layer, self.special = root, layer, special
 
-    def unpacked(self, mask: Any) -> GridMask:
+    def unpack(self, mask: Any) -> GridMask:
         """The mask that the layer was given, if it says where patches stand."""
         if not isinstance(mask, GridMask):
             raise PosencError(
