@@ -141,7 +141,7 @@ class Scheme(CheckedOptions):
         return self
 
     @property
-    def tempers(self) -> bool:
+    def has_temperature(self) -> bool:
         """Whether a temperature was asked for, in any layer."""
         return self.temperature is not None
 

@@ -70,8 +70,8 @@ class Plan(Scheme):
         return any(part.scheme.rescales for part in self.parts)
 
     @property
-    def tempers(self) -> bool:
-        return any(part.scheme.tempers for part in self.parts)
+    def has_temperature(self) -> bool:
+        return any(part.scheme.has_temperature for part in self.parts)
 
     @property
     def apart(self) -> bool:
