@@ -99,7 +99,7 @@ def _attend(
         of_query, of_key = call.angles
         query = rotate(query, of_query, shared.layout)
         key = rotate(key, of_key, shared.layout) if call.stored is None else key
-    elif shared.late:
+    elif shared.rotates_after_caching:
         return _attend_in_stages(kernel, module, query, key, value, mask, call, shared, **kwargs)
     if link.bias is None:
         return kernel(module, query, key, value, mask, **kwargs)

@@ -90,12 +90,12 @@ class Positions(Fp32Buffers):
         self.weights = nn.Buffer(torch.tensor(weights, device=device, dtype=torch.float32), persistent=False)
 
     @property
-    def early(self) -> bool:
+    def rotates_before_caching(self) -> bool:
         """Whether keys are rotated before they are cached."""
         return self.rotation is not None and not self.rotation.follows_length
 
     @property
-    def late(self) -> bool:
+    def rotates_after_caching(self) -> bool:
         return self.rotation is not None and self.rotation.follows_length
 
     def angles(self, positions: Tensor, stage: Tensor | None = None) -> Angles:
@@ -223,7 +223,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         positions = _query_positions(module, kwargs, link, 0)
         call = Call(positions, positions, 0)
         _note_gates(call, link, states)
-        if shared.early:
+        if shared.rotates_before_caching:
             angles = shared.recall(positions, partial(shared.angles, positions), link.first)
             call.angles = (angles, angles)
         return (), {**kwargs, "posenc_call": call}
@@ -273,7 +273,7 @@ def _query_positions(module: Any, kwargs: dict[str, Any], link: Link, start: Any
     if positions is not None:
         return positions
     length, device, mask = states.shape[1], states.device, kwargs.get(link.mask)
-    absolute = link.shared.late or link.shared.pattern is not None or link.temperature is not None
+    absolute = link.shared.rotates_after_caching or link.shared.pattern is not None or link.temperature is not None
     absolute |= not getattr(link.bias, "of_distance", True)
     causal = getattr(module, "is_causal", True)
     if absolute and causal and (seen := link.seen(states)) is not None:
@@ -293,16 +293,20 @@ def _padding_in_front(mask: Tensor) -> Tensor:
 def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None) -> None:
     """What a layer of the cache has to do with the new keys of a call."""
     shared, positions, fixed = link.shared, call.query, isinstance(layer, STATIC)
-    if shared.early:
+    if shared.rotates_before_caching:
         angles = shared.recall(positions, partial(shared.angles, positions), link.first)
         call.angles, call.rotate_keys = (angles, angles), partial(rotate, angles=angles)
     elif shared.forgets:
         _prepare_to_forget(call, shared, layer, rows, mask)
-    elif shared.late or link.bias is not None or shared.pattern is not None:
+    elif shared.rotates_after_caching or link.bias is not None or shared.pattern is not None:
         call.tracked = positions
         if isinstance(shared.rotation, FollowingRotation):
             _prepare_stage(call, shared, rows, link.first)
-        elif shared.pattern is not None and shared.late and (fixed or not torch.compiler.is_compiling()):
+        elif (
+            shared.pattern is not None
+            and shared.rotates_after_caching
+            and (fixed or not torch.compiler.is_compiling())
+        ):
             call.reading = _zone_reading(shared) if positions.shape[1] <= FEW else None
 
 
