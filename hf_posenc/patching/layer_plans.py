@@ -134,7 +134,7 @@ def plan_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, Eff
     """Where parts of a plan are not rotated as it says."""
     faults = []
     for site in stack.rotaries:
-        if not isinstance(site.module, Rotary) or not site.module.tells:
+        if not isinstance(site.module, Rotary) or not site.module.carries_positions:
             faults.append("the rotary module of the patch was replaced")
     for group in groups:
         rotary, meant = getattr(stack.root, "posenc_rotary" + group.suffix, None), fixed_rotation(effects[group.name])

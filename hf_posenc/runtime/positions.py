@@ -233,7 +233,7 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         positions = _query_positions(module, kwargs, link, start)
         return (), {**kwargs, "posenc_call": Call(positions, positions, None)}
     slot = _slot(kwargs, link)
-    if link.borrows:
+    if link.shares_keys:
         call = cache.layers[slot].call
     else:
         start, (_, first) = query_offset(cache, slot), cache.get_mask_sizes(states.shape[1], slot)

@@ -34,11 +34,11 @@ class Rotary(MovableModule):
 
     def __init__(self, inner: nn.Module, tells: bool = False):
         super().__init__()
-        self.inner, self.tells = inner, tells
+        self.inner, self.carries_positions = inner, tells
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         angles = self.inner(*args, **kwargs)
-        if self.tells:
+        if self.carries_positions:
             positions = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
             first: Any = angles if isinstance(angles, Tensor) else angles[0]
             first.posenc_positions = positions
