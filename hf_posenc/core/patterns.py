@@ -47,10 +47,12 @@ class Pattern:
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query may see a key at all, in some zone."""
-        return torch.stack([zone.seen.expand_as(self._apart(query, key)) for zone in self.zones(query, key)]).any(0)
+        return torch.stack([zone.seen.expand_as(self._distances(query, key)) for zone in self.zones(query, key)]).any(
+            0
+        )
 
     @staticmethod
-    def _apart(query: Tensor, key: Tensor) -> Tensor:
+    def _distances(query: Tensor, key: Tensor) -> Tensor:
         return query[:, :, None] - key[:, None, :]
 
 
@@ -93,7 +95,7 @@ class Banded(Pattern):
     far: Far | None = None
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
-        apart = self._apart(query, key)
+        apart = self._distances(query, key)
         near = apart.abs() < self.window
         unmoved = self._keeps and self.far is not None and self.far.divisor == 1.0
         most = self.window if self.causal else 2 * self.window - 1
@@ -128,8 +130,8 @@ class Chunked(Pattern):
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         place, at = query % self.chunk, key % self.chunk
-        back = self._apart(query // self.chunk, key // self.chunk)
-        yield Zone(place, at, (back == 0) & (self._apart(query, key) >= 0), kept=True)
+        back = self._distances(query // self.chunk, key // self.chunk)
+        yield Zone(place, at, (back == 0) & (self._distances(query, key) >= 0), kept=True)
         yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1, kept=True)
         yield Zone(torch.full_like(query, self.reach - 1), at, back > 1, kept=True)
 
@@ -149,29 +151,29 @@ class Scattered(Pattern):
     seed: int = 0
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
-        apart = self._apart(query, key)
+        apart = self._distances(query, key)
         seen = apart.abs() < self.window
         if self.global_tokens:
             seen = seen | (key < self.global_tokens)[:, None, :] | (query < self.global_tokens)[:, :, None]
         if self.stride:
             seen = seen | (apart % self.stride == 0)
         if self.random_blocks:
-            seen = seen | self._drawn(query // self.block, key // self.block)
+            seen = seen | self._random_blocks(query // self.block, key // self.block)
         most = None
         if self.causal and not self.stride and not self.random_blocks:
             most = self.window + self.global_tokens
         yield Zone(query, key, seen & (apart >= 0) if self.causal else seen, most=most)
 
-    def _drawn(self, query: Tensor, key: Tensor) -> Tensor:
+    def _random_blocks(self, query: Tensor, key: Tensor) -> Tensor:
         """The blocks that each block of queries draws: the same for every length of text, since they are hashed."""
         drawn = torch.zeros((len(query), query.shape[1], key.shape[1]), dtype=torch.bool, device=query.device)
         for draw in range(self.random_blocks):
             mixed = (query + 1) * 2654435761 + (draw + 1) * 40503 + (self.seed + 1) * 69069
             mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)
             drawn = drawn | ((mixed % (query + 1))[:, :, None] == key[:, None, :])
-        return drawn if self.causal else drawn | self._drawn_back(query, key)
+        return drawn if self.causal else drawn | self._random_blocks_back(query, key)
 
-    def _drawn_back(self, query: Tensor, key: Tensor) -> Tensor:
+    def _random_blocks_back(self, query: Tensor, key: Tensor) -> Tensor:
         """On encoders a pair is seen from both its ends."""
         one_way = Scattered(causal=True, window=1, random_blocks=self.random_blocks, block=self.block, seed=self.seed)
-        return one_way._drawn(key, query).transpose(1, 2)
+        return one_way._random_blocks(key, query).transpose(1, 2)
