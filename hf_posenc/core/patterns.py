@@ -24,7 +24,7 @@ class Zone(NamedTuple):
     seen: Tensor
     """(batch or 1, queries, keys)."""
     kept: bool = False
-    """Whether `key` is where caches keep their keys rotated to (`Pattern.kept`)."""
+    """Whether `key` is where caches keep their keys rotated to (`Pattern.cached_positions`)."""
     still: bool = False
     """Whether all keys stand at 0: they are not rotated at all."""
     most: int | None = None
@@ -41,7 +41,7 @@ class Pattern:
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         raise NotImplementedError
 
-    def kept(self, positions: Tensor) -> Tensor | None:
+    def cached_positions(self, positions: Tensor) -> Tensor | None:
         """Where keys stand as a query far away sees them: caches keep them rotated so, where that is not at 0."""
         return None
 
@@ -113,7 +113,7 @@ class Banded(Pattern):
         """A few first keys are rotated anew in no time."""
         return self.far is not None and self.far.first is None and not self.far.still
 
-    def kept(self, positions: Tensor) -> Tensor | None:
+    def cached_positions(self, positions: Tensor) -> Tensor | None:
         return self.far.key(positions) if self.far is not None and self._keeps else None
 
 
@@ -135,7 +135,7 @@ class Chunked(Pattern):
         yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1, kept=True)
         yield Zone(torch.full_like(query, self.reach - 1), at, back > 1, kept=True)
 
-    def kept(self, positions: Tensor) -> Tensor | None:
+    def cached_positions(self, positions: Tensor) -> Tensor | None:
         return positions % self.chunk
 
 

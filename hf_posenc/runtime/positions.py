@@ -335,14 +335,14 @@ def _zone_reading(shared: Positions) -> Reading | None:
     """How a cache keeps keys for zones that all of them come to be in."""
     pattern = shared.pattern
     assert pattern is not None
-    if pattern.kept(shared.inv_freq.new_zeros(1, 1)) is None:
+    if pattern.cached_positions(shared.inv_freq.new_zeros(1, 1)) is None:
         return None
 
     def derive(keys: Tensor, at: Tensor) -> Tensor:
-        return rotate(keys, shared.angles(pattern.kept(at)), shared.layout)  # type: ignore[arg-type]
+        return rotate(keys, shared.angles(pattern.cached_positions(at)), shared.layout)  # type: ignore[arg-type]
 
     def turn(at: Tensor) -> Turn:
-        return shared.turn(pattern.kept(at))  # type: ignore[arg-type]
+        return shared.turn(pattern.cached_positions(at))  # type: ignore[arg-type]
 
     return Reading((shared.rotation, pattern, shared.layout), derive, turn)
 
