@@ -23,7 +23,7 @@ class Zone(NamedTuple):
     key: Tensor
     seen: Tensor
     """(batch or 1, queries, keys)."""
-    kept: bool = False
+    from_cache: bool = False
     """Whether `key` is where caches keep their keys rotated to (`Pattern.cached_positions`)."""
     still: bool = False
     """Whether all keys stand at 0: they are not rotated at all."""
@@ -131,9 +131,9 @@ class Chunked(Pattern):
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         place, at = query % self.chunk, key % self.chunk
         back = self._distances(query // self.chunk, key // self.chunk)
-        yield Zone(place, at, (back == 0) & (self._distances(query, key) >= 0), kept=True)
-        yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1, kept=True)
-        yield Zone(torch.full_like(query, self.reach - 1), at, back > 1, kept=True)
+        yield Zone(place, at, (back == 0) & (self._distances(query, key) >= 0), from_cache=True)
+        yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1, from_cache=True)
+        yield Zone(torch.full_like(query, self.reach - 1), at, back > 1, from_cache=True)
 
     def cached_positions(self, positions: Tensor) -> Tensor | None:
         return positions % self.chunk

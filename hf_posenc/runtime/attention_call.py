@@ -55,7 +55,7 @@ class Call:
     """What is done to new keys before they are cached."""
     tracked: Tensor | None = None
     """The positions that the cache has to keep beside the new keys, where anyone asks for them later."""
-    said: Tensor | None = None
+    gates: Tensor | None = None
     """What tokens say of the past by their hidden states, (batch, heads, keys): of the new ones, until a cache adds
     those that it holds."""
     sizes: tuple[int, int] | None = None

@@ -35,7 +35,7 @@ OPERATIONS = (
 """What is done to layers of a cache between calls."""
 ROOM = 256
 """Tokens, at most, that a layer has room for beyond those it holds."""
-POSITIONS, READ, STAGE, SAID = "positions", "read", "stage", "said"
+POSITIONS, READ, STAGE, GATES = "positions", "read", "stage", "gates"
 EMPTY = -1
 """The position of a slot that holds padding, and is never seen."""
 LOST = "Fill a new one."
@@ -213,7 +213,7 @@ class CarryingLayer(CacheLayerMixin):
 
     def _track_gates(self, new: Tensor, start: Any) -> Tensor:
         """Note what new tokens say of the past, and give what all say that the update will give back."""
-        kept = self.companions.get(SAID)
+        kept = self.companions.get(GATES)
         held = kept.get_seq_length() if kept is not None else 0
         compiled = torch.compiler.is_compiling() and isinstance(start, Tensor)  # known to the device only
         if not compiled and int(held) != int(start):
@@ -222,9 +222,9 @@ class CarryingLayer(CacheLayerMixin):
                 f"model has written to it, or it was changed in a way that loses that. {LOST}"
             )
         if kept is None:
-            kept = self.companions[SAID] = companion(self)
-        said: Tensor = kept.update(new, new[..., :0])[0][..., 0]
-        return said
+            kept = self.companions[GATES] = companion(self)
+        gates: Tensor = kept.update(new, new[..., :0])[0][..., 0]
+        return gates
 
     def _read_keys(self, call: Call, new: int, keys: Tensor) -> Tensor | None:
         """All keys as they are read. Those that were derived before are kept as long as they hold."""

@@ -28,7 +28,7 @@ def attend(work: Any) -> Tensor:
     wide: list[Zone] = []
     for zone in work.pattern.zones(work.at, work.keys_at):
         zone = zone._replace(seen=zone.seen & (work.keys_at >= 0)[:, None, :])
-        (wide if zone.cached_positions or _slots_needed(work, zone) is None else narrow).append(zone)
+        (wide if zone.from_cache or _slots_needed(work, zone) is None else narrow).append(zone)
     parts = [_part_of_slots(work, zone) for zone in narrow]
     return join_parts(work, [*parts, *([_part_of_all(work, wide)] if wide else [])])
 
@@ -73,8 +73,8 @@ def _gather_columns(x: Tensor, at: Tensor) -> Tensor:
 def _part_of_all(work: Any, zones: Sequence[Zone]) -> Part:
     """Zones over all slots. Those whose keys are rotated alike are one product."""
     scores: Tensor | None = None
-    kept = [zone for zone in zones if zone.cached_positions]
-    for alike in [*([kept] if kept else []), *([zone] for zone in zones if not zone.cached_positions)]:
+    kept = [zone for zone in zones if zone.from_cache]
+    for alike in [*([kept] if kept else []), *([zone] for zone in zones if not zone.from_cache)]:
         turned = [rotate_to_zone(work, zone, ALL) for zone in alike]
         product = scaled_products(work, torch.cat([query for query, _ in turned], 2), turned[0][1])
         for zone, found in zip(alike, product.chunk(len(alike), 2), strict=True):

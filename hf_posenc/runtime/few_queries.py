@@ -94,7 +94,7 @@ def rotate_to_zone(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
     if shared.rotation is None:
         return work.query, work.key[:, :, here]
     angles = shared.angles(zone.query)
-    if zone.cached_positions and work.read is not None:
+    if zone.from_cache and work.read is not None:
         return rotate(work.query, angles, shared.layout), work.read[:, :, here]
     if zone.still:  # keys are not rotated; what scales their rotated channels is a number, which queries can take
         cos, sin = (part * shared.rotation.attention_scaling for part in angles)

@@ -158,7 +158,7 @@ class Link:
         found: Positions = getattr(self.root, "posenc" + self.suffix)
         return found
 
-    def seen(self, states: Tensor) -> Tensor | None:
+    def table_positions(self, states: Tensor) -> Tensor | None:
         """The positions that the model's table was asked for in this pass, if they fit. Of a table that was only
         counted for and whose place a scheme has taken, they say nothing."""
         if self.table is None or self.root is None:
@@ -276,7 +276,7 @@ def _query_positions(module: Any, kwargs: dict[str, Any], link: Link, start: Any
     absolute = link.shared.rotates_after_caching or link.shared.pattern is not None or link.temperature is not None
     absolute |= not getattr(link.bias, "of_distance", True)
     causal = getattr(module, "is_causal", True)
-    if absolute and causal and (seen := link.seen(states)) is not None:
+    if absolute and causal and (seen := link.table_positions(states)) is not None:
         return seen
     counted = (torch.arange(length, device=device) + start)[None]
     if absolute and causal and mask is not None:  # nobody is told of padding in front but by the mask

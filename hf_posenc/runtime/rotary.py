@@ -29,12 +29,12 @@ class Rotary(MovableModule):
     """A family's own rotary module, with frequencies that stay in fp32."""
 
     wraps_rotary = True
-    tells = False
+    carries_positions = False
     """Whether the angles carry the positions that they were made for, for attention layers that are not told."""
 
-    def __init__(self, inner: nn.Module, tells: bool = False):
+    def __init__(self, inner: nn.Module, carries_positions: bool = False):
         super().__init__()
-        self.inner, self.carries_positions = inner, tells
+        self.inner, self.carries_positions = inner, carries_positions
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         angles = self.inner(*args, **kwargs)

@@ -42,7 +42,7 @@ class Work(NamedTuple):
     sinks: Tensor | None
     """A number per head that takes part in every softmax and has no value."""
     read: Tensor | None
-    """The keys as the cache keeps them, rotated to where `pattern.kept` says."""
+    """The keys as the cache keeps them, rotated to where `pattern.cached_positions` says."""
 
 
 def attend_in_zones(
