@@ -327,7 +327,7 @@ def test_a_static_cache_derives_keys_once(scheme, monkeypatch):
             call.reading = call.reading._replace(derive=lambda k, at: lengths.append(k.shape[2]) or derive(k, at))
         return derived(self, call, new, keys)
 
-    monkeypatch.setattr(CarryingLayer, "_read", counted)
+    monkeypatch.setattr(CarryingLayer, "_read_keys", counted)
     with torch.no_grad():
         model(ids[:, :LENGTH], past_key_values=past)
         for i in range(LENGTH, LENGTH + 8):

@@ -57,7 +57,7 @@ def patch_checkpoint(
     in memory, and the rest is copied file by file. Tokenizer files come along with their length updated. `overwrite`
     lets the copy take the place of a checkpoint in `target`, but never of `source`.
     """
-    wanted = asked_from(scheme, options)
+    wanted = scheme_or_plan(scheme, options)
     check_existing(existing)
     origin = model_path(source)
     if not os.path.isdir(origin):

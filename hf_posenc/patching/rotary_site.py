@@ -324,7 +324,9 @@ def module_edits(stack: Stack, modules: list[Any], tells: bool) -> list[Edit]:
     for site, module in zip(stack.rotaries, modules, strict=True):
         device = next(iter(site.module.buffers())).device
         # Our module stays in fp32 when the model is cast, so the family's own one follows the stack's weight instead.
-        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=tells), beside=stack.weight))
+        edits.append(
+            Swap(site.owner, site.name, Rotary(module.to(device), carries_positions=tells), beside=stack.weight)
+        )
     return edits
 
 
