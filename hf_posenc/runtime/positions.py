@@ -145,8 +145,8 @@ class Link:
         self.cache = next((n for n in CACHES if n in names), CACHES[0])
         self.mask = next((n for n in MASKS if n in names), MASKS[0])
         # Layers that take over the keys of another one have none in the cache.
-        self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
-        self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
+        self.shares_keys = bool(getattr(layer, "is_kv_shared_layer", False))
+        self.slot = getattr(layer, "kv_shared_layer_index" if self.shares_keys else "layer_idx", None)
 
     @property
     def first(self) -> bool:
