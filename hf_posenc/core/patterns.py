@@ -1,7 +1,7 @@
-"""Which keys a query sees, and how far away it takes them to be: the maths of schemes that change more than angles.
+"""Patterns: which keys a query sees, and at which distances. For schemes that change more than rotary frequencies.
 
-A pattern divides the pairs of a query and a key into zones. In each zone positions are mapped, those of queries and
-those of keys, before q and k are rotated; a pair that is in no zone is not seen.
+A pattern divides the pairs of queries and keys into zones. Each zone gives queries and keys their own positions, to
+which q and k are rotated there. A pair that is in no zone is masked.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from torch import Tensor
 
 
 class Zone(NamedTuple):
-    """Pairs that share one map of positions."""
+    """A set of query-key pairs whose positions are mapped in the same way."""
 
     query: Tensor
-    """Where the queries are taken to stand, (batch or 1, queries)."""
+    """The mapped positions of the queries, (batch or 1, queries)."""
     key: Tensor
     seen: Tensor
-    """(batch or 1, queries, keys)."""
+    """Which pairs are in the zone, (batch or 1, queries, keys)."""
     from_cache: bool = False
-    """Whether `key` is where caches keep their keys rotated to (`Pattern.cached_positions`)."""
+    """Whether `key` are the positions to which a cache keeps its keys rotated (`Pattern.cached_positions`)."""
     still: bool = False
-    """Whether all keys stand at 0: they are not rotated at all."""
+    """Whether all keys are at position 0, and so need no rotation."""
     most: int | None = None
-    """How many keys a query sees here at most, where no two that it sees stand at the same position; None if that
+    """The largest number of keys that a query sees in this zone, if their positions are all different; None if it
     grows with the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Zones from positions. Plain numbers only: it is compared and copied with the model."""
+    """Makes zones from positions. It holds plain numbers only, because it is compared and copied with the model."""
 
     causal: bool
 
@@ -42,11 +42,12 @@ class Pattern:
         raise NotImplementedError
 
     def cached_positions(self, positions: Tensor) -> Tensor | None:
-        """Where keys stand as a query far away sees them: caches keep them rotated so, where that is not at 0."""
+        """The mapped positions of keys for a query that is far away. A cache keeps its keys rotated to these. None if
+        no keys are worth keeping so."""
         return None
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a query may see a key at all, in some zone."""
+        """Which pairs are in any zone."""
         return torch.stack([zone.seen.expand_as(self._distances(query, key)) for zone in self.zones(query, key)]).any(
             0
         )
@@ -58,17 +59,17 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class Far:
-    """How positions are mapped beyond the near zone: key p to S(p), query p to S(p) + offset."""
+    """The map of positions beyond the near zone: a key at p goes to S(p), a query at p to S(p) + offset."""
 
     divisor: float
-    """S(p) = p / divisor; infinite for S = 0."""
+    """S(p) = p / divisor; infinity gives S(p) = 0."""
     whole: bool = False
     """Whether S is rounded down."""
     offset: float = 0.0
     capped: bool = False
-    """Queries stand where they are, up to `offset`: as in a cache that is full there."""
+    """Whether a query at p goes to min(p, offset) instead, which is its position in a full cache of fixed size."""
     first: int | None = None
-    """Only keys at the first so many positions are seen there; None for all."""
+    """Only keys below this position are seen in the far zone; None for all."""
 
     @property
     def still(self) -> bool:
@@ -81,7 +82,7 @@ class Far:
         return mapped.floor() if self.whole else mapped
 
     def query(self, positions: Tensor, side: int = 1) -> Tensor:
-        """`side`: 1 for keys on the left, -1 for keys on the right."""
+        """The mapped positions of queries. `side` is 1 for keys before the query and -1 for keys after it."""
         if self.capped:
             return positions.float().clamp(max=self.offset)
         return self.key(positions) + side * self.offset
@@ -89,7 +90,7 @@ class Far:
 
 @dataclass(frozen=True, kw_only=True)
 class Banded(Pattern):
-    """Keys closer than `window` at their true distance; the others as `far` says, or not at all."""
+    """Keys closer than `window` at their true distance, the others as `far` says; without `far` they are masked."""
 
     window: int
     far: Far | None = None
@@ -110,7 +111,7 @@ class Banded(Pattern):
 
     @property
     def _keeps(self) -> bool:
-        """A few first keys are rotated anew in no time."""
+        """Whether a cache keeps keys rotated for the far zone. A few first keys are quickly rotated anew."""
         return self.far is not None and self.far.first is None and not self.far.still
 
     def cached_positions(self, positions: Tensor) -> Tensor | None:
@@ -119,10 +120,10 @@ class Banded(Pattern):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked(Pattern):
-    """Dual chunk attention: true distances within a chunk, and capped ones to the chunk before and to those before it.
+    """Dual chunk attention: true distances within a chunk, capped distances to earlier chunks.
 
-    Keys stand at their place in their chunk. Queries stand at theirs; for keys of the chunk before, one chunk further,
-    but not past `reach` - 1; for older keys, at `reach` - 1.
+    A key is at its position within its chunk. So is a query, for keys of its own chunk; for keys of the chunk before,
+    a query is one chunk further, but at most at `reach` - 1; for older keys it is at `reach` - 1.
     """
 
     chunk: int
@@ -141,7 +142,7 @@ class Chunked(Pattern):
 
 @dataclass(frozen=True, kw_only=True)
 class Scattered(Pattern):
-    """A local window, and beside it global tokens, every so-manieth key, and blocks of keys drawn at random."""
+    """A local window, with global tokens, every `stride`-th key, and randomly drawn blocks of keys."""
 
     window: int
     global_tokens: int = 0
@@ -165,7 +166,8 @@ class Scattered(Pattern):
         yield Zone(query, key, seen & (apart >= 0) if self.causal else seen, most=most)
 
     def _random_blocks(self, query: Tensor, key: Tensor) -> Tensor:
-        """The blocks that each block of queries draws: the same for every length of text, since they are hashed."""
+        """Which blocks of keys each block of queries draws. A hash decides, so that it does not depend on the length
+        of the text."""
         drawn = torch.zeros((len(query), query.shape[1], key.shape[1]), dtype=torch.bool, device=query.device)
         for draw in range(self.random_blocks):
             mixed = (query + 1) * 2654435761 + (draw + 1) * 40503 + (self.seed + 1) * 69069
@@ -174,6 +176,6 @@ class Scattered(Pattern):
         return drawn if self.causal else drawn | self._random_blocks_back(query, key)
 
     def _random_blocks_back(self, query: Tensor, key: Tensor) -> Tensor:
-        """On encoders a pair is seen from both its ends."""
+        """The same pairs with query and key exchanged: on encoders, either of the two may draw the other."""
         one_way = Scattered(causal=True, window=1, random_blocks=self.random_blocks, block=self.block, seed=self.seed)
         return one_way._random_blocks(key, query).transpose(1, 2)
