@@ -43,7 +43,9 @@ def attend(
 ) -> Tensor:
     """(batch, queries, heads, channels)."""
     if rendering not in (None, *RENDERINGS):
-        raise PosencError(f"The rendering {rendering!r} does not fit this scheme; it has {', '.join(RENDERINGS)}.")
+        raise PosencError(
+            f"The rendering {rendering!r} does not fit this scheme. Choose one of: {', '.join(RENDERINGS)}."
+        )
     numbers, groups = key_biases(call, key.shape[2]), query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     inputs = (query, key, value, numbers)
@@ -54,7 +56,9 @@ def attend(
             row = numbers[:, :, None].expand(-1, -1, query.shape[2], -1)
             return flash.flash(query, key, value, row, True, scaling)[0].transpose(1, 2).contiguous()
     elif rendering == "row":
-        raise PosencError("The rendering 'row' does not fit this call; set_rendering(model, None) lets us choose.")
+        raise PosencError(
+            "The rendering 'row' does not fit this call. set_rendering(model, None) lets the package choose."
+        )
     columns = _parts(numbers / (scaling * RANGE), query.dtype)
     size, more = value.shape[-1], columns.shape[-1]
     query = torch.cat([query, query.new_full((*query.shape[:3], more), RANGE)], -1)
