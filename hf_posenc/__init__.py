@@ -1,7 +1,7 @@
-"""Swap how a Hugging Face model knows positions, and back.
+"""Swap the position mechanism of a Hugging Face model, and swap it back.
 
-Names are imported when they are first used: `import hf_posenc` alone, and the command line's help, load neither torch
-nor transformers.
+Public names are imported when they are first used, so that `import hf_posenc` and the help of the command line load
+neither torch nor transformers.
 """
 
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ _HOMES = {
     ".serving.doctor.examine": ("doctor",),
     ".serving.verify": ("verify",),
 }
-"""Where each public name is defined; a test holds it against what type checkers read above."""
+"""The module that defines each public name. A test compares this with the imports above, which type checkers read."""
 __getattr__ = lazy_names(__name__, _HOMES, rooms=("errors", "evaluation", "schemes", "training"))
 
 

@@ -1,4 +1,4 @@
-"""What `hf-posenc` and `python -m hf_posenc` start."""
+"""The entry point of `hf-posenc` and of `python -m hf_posenc`."""
 
 import sys
 

@@ -1,30 +1,30 @@
-"""The errors of this package, and the tail of a message about a name that is not known."""
+"""The errors and the warning of this package, and the hint that ends a message about an unknown name."""
 
 from difflib import get_close_matches
 
 
 class PosencError(ValueError):
-    """A request that cannot be met. The model is as it was before."""
+    """A request that cannot be met. The model is left unchanged."""
 
 
 class UnsupportedModel(PosencError):
-    """The model is of a kind that this package cannot patch."""
+    """This package cannot patch this kind of model."""
 
 
 class UnsupportedCell(PosencError):
-    """This scheme has no meaning, or no exact rendering, on this model."""
+    """This scheme makes no sense on this model, or cannot be computed exactly there."""
 
 
 class MissingPackage(PosencError, ImportError):
-    """Something that only a part of this package needs is not installed."""
+    """A package that is needed only for some features is not installed."""
 
 
 class UntrainedWarning(UserWarning):
-    """The model is patched as asked, and will not work well before it is trained."""
+    """The model is patched as requested, but must be trained before it works well."""
 
 
 def suggestion(name: object, known: list[str]) -> str:
-    """The tail of an error message about an unknown name."""
+    """The end of an error message about an unknown name: the closest known name, then all of them."""
     close = get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(sorted(known))}."

@@ -1,4 +1,7 @@
-"""Packages that only parts of this one need: imported when such a part is used, and named when they are absent."""
+"""Optional packages, by the extra that installs them.
+
+Code that needs one calls `require` or `require_all`, which raise an error with the install command if it is missing.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "embed": ("sentence_transformers", "mteb"),
 }
-"""What each extra of pyproject.toml brings, by the names that are imported; a test compares the two."""
+"""The packages that each extra of pyproject.toml installs, by their import names. A test compares the two."""
 
 
 def require(package: str, extra: str, what: str) -> Any:
-    """The package, imported; an error that says how to install it where it is missing."""
+    """Import a package. If it is missing, raise an error that says how to install it; `what` is what needs it."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -29,7 +32,7 @@ def require(package: str, extra: str, what: str) -> Any:
 
 
 def require_all(extra: str, what: str) -> None:
-    """Raise for the first package of an extra that is missing, without importing any."""
+    """Raise for the first missing package of an extra. Nothing is imported."""
     for package in EXTRAS[extra]:
         if find_spec(package) is None:
             raise missing_package(package, extra, what)
@@ -40,5 +43,5 @@ def missing_package(package: str, extra: str, what: str) -> MissingPackage:
 
 
 def install_command(extra: str) -> str:
-    """How an extra is installed, from a package index or from a clone."""
+    """The command that installs an extra, from a package index and from a clone."""
     return f"pip install 'hf-posenc[{extra}]' (in a clone of the project: pip install '.[{extra}]')."

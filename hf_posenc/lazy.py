@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used, so that what nobody uses costs nothing."""
+"""Public names of a package that are imported when they are first used, so that unused ones cost nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, Sequence[str]], rooms: Sequence[str] = ()) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: `homes` says which module defines which names, `rooms` are its own modules."""
+    """The `__getattr__` of a package. `homes`: the names that each module defines. `rooms`: submodules to import."""
     where = {name: module for module, names in homes.items() for name in names}
 
     def find(name: str) -> Any:
         if name in where:
             value = getattr(import_module(where[name], package), name)
-            setattr(sys.modules[package], name, value)  # looked for once
+            setattr(sys.modules[package], name, value)  # found directly from now on
             return value
         if name in rooms:
             return import_module(f"{package}.{name}")

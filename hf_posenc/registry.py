@@ -1,4 +1,4 @@
-"""Names to things: those of this package, and those that other packages and scripts register."""
+"""Registries of schemes and families, by name: built in, from installed packages, or from the user's own modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = __name__.partition(".")[0]
 
 @dataclass(frozen=True)
 class Origin:
-    """Who registered something: a module, and the installed package that it belongs to, if that has an entry point."""
+    """The module that registered an entry, and its installed package if that package declares an entry point."""
 
     module: str
     package: str | None = None
@@ -40,29 +40,33 @@ class Origin:
     def from_dict(cls, data: Any) -> Origin:
         known = {"module", "package", "version"}
         if not isinstance(data, dict) or not {"module"} <= set(data) <= known or not _all_text(data.values()):
-            raise PosencError(f"Who registered something is told by module, package and version, got {data!r}.")
+            raise PosencError(
+                "An origin is a dictionary of texts with the key 'module', and 'package' and 'version' where there is "
+                f"a package; got {data!r}. The record is damaged."
+            )
         return cls(**data)
 
-    def fits(self, other: Origin) -> bool:
-        """Whether both may be the same code: two modules without a package count as such, whatever their names."""
+    def matches(self, other: Origin) -> bool:
+        """Whether both may be the same code. Two modules without a package match, whatever they are called."""
         return self.built_in == other.built_in and _plain(self.package) == _plain(other.package)
 
 
 class Plugins:
-    """The entry points of one group. Each is named after what its module registers, and imported when asked for."""
+    """The entry points of one group. Each has the name of the entry that its module registers, and is imported only
+    when that name is looked up."""
 
     def __init__(self, group: str):
         self.group = group
         self.registries: list[Registry[Any]] = []
         self.faults: dict[str, str] = {}
-        """What cannot be had, and why."""
+        """Why an entry point could not be loaded, by its name."""
         self._done: set[str] = set()
 
     def names(self) -> list[str]:
         return sorted({point.name for point in _entry_points(self.group)})
 
     def load(self, name: str) -> None:
-        """Import what a package offers under this name; nothing where none does. Raises if that fails."""
+        """Import the entry point of this name, if a package offers one. Raises if that fails."""
         if name not in self._done:
             offers = [point for point in _entry_points(self.group) if point.name == name]
             if not offers:
@@ -75,7 +79,7 @@ class Plugins:
             raise PosencError(self.faults[name])
 
     def load_all(self) -> None:
-        """Import what all packages offer, with a warning for each that fails: the others must not suffer."""
+        """Import all entry points. One that fails gives a warning, so that the others still work."""
         for name in self.names():
             if name in self._done:
                 continue
@@ -91,7 +95,7 @@ class Plugins:
         said = f"The package {packages[0]!r} offers {name!r} (entry point {offers[0].value!r} of {self.group})"
         try:
             offers[0].load()
-        except Exception as error:  # another's code: whatever goes wrong there must not stop us
+        except Exception as error:  # code of another package, which may fail in any way
             return f"{said} and cannot be loaded: {type(error).__name__}: {error}. Update or uninstall it."
         if not any(name in registry.registered() for registry in self.registries):
             return (
@@ -102,7 +106,7 @@ class Plugins:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Names to things. A wrong name is answered with the right one."""
+    """A mapping from names to entries. The error about an unknown name suggests the closest known one."""
 
     def __init__(self, kind: str, plugins: Plugins):
         self.kind, self.plugins = kind, plugins
@@ -111,7 +115,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._homes: dict[str, str] = {}
 
     def add(self, name: str, entry: T, module: str) -> T:
-        """Register from a module; one that is run again (a notebook's cell, a reload) replaces what it made before."""
+        """Register an entry. A module that runs again (a notebook cell, a reload) replaces its earlier entry."""
         if name in self._entries and (module != self._homes[name] or _top(module) == OURS):
             raise PosencError(
                 f"The {self.kind} {name!r} is registered twice: by {self.origin(name)}, and now by "
@@ -121,29 +125,30 @@ class Registry(Mapping[str, T], Generic[T]):
         return entry
 
     def registered(self) -> Mapping[str, T]:
-        """What has been registered so far; no package is looked for."""
+        """The entries registered so far. No entry point is imported."""
         return self._entries
 
     def built_in(self) -> list[str]:
-        """The names of what this package brings itself."""
+        """The names that this package itself registers."""
         return [name for name, module in self._homes.items() if _top(module) == OURS]
 
     def origin(self, name: str) -> Origin:
         return _origin(self._homes[name])
 
-    def meant(self, name: str, origin: Origin | None) -> T:
-        """What a record means by a name: something of this package (None), or what `origin` registered."""
+    def resolve(self, name: str, origin: Origin | None) -> T:
+        """The entry that a saved record names. `origin` is None for entries of this package."""
         if origin is None and isinstance(name, str) and _top(self._homes.get(name, "")) == OURS:
-            return self._entries[name]  # also where another package offers something else under its name
+            return self._entries[name]  # even if another package offers an entry of the same name
         if name not in self:
             if origin is None or not isinstance(name, str):
-                return self[name]  # which says what is known
+                return self[name]  # raises, and lists the known names
             raise PosencError(self._missing(name, origin))
         found = self.origin(name)
-        if origin is None or not found.fits(origin):
+        if origin is None or not found.matches(origin):
             raise PosencError(
-                f"The {self.kind} {name!r} of {origin or 'hf_posenc itself'} is meant, and the one at hand is that of "
-                f"{found}: they may differ. {'Update hf_posenc' if origin is None else 'Install or import the other'}."
+                f"The {self.kind} {name!r} of {origin or 'hf_posenc itself'} is needed, but the registered one comes "
+                f"from {found}, and they may differ. "
+                f"{'Update hf_posenc' if origin is None else 'Install or import the needed one'}."
             )
         return self._entries[name]
 
@@ -152,13 +157,13 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self.plugins.faults:
             return f"{needed}. {self.plugins.faults[name]}"
         if origin.package is None:
-            return f"{needed}, and nothing has registered it: import that module, or the one where it is now, first."
+            return f"{needed}, but is not registered. Import that module first, or the one that now defines it."
         try:
             version = metadata.version(origin.package)
         except metadata.PackageNotFoundError:
             used = f" (version {origin.version} was used)" if origin.version else ""
             return f"{needed}, which is not installed{used}: pip install {origin.package}"
-        return f"{needed}; its version {version} is installed and does not offer it: import {origin.module} first."
+        return f"{needed}. Version {version} is installed and offers no entry point for it: import {origin.module}."
 
     def __getitem__(self, name: str) -> T:
         if isinstance(name, str):
@@ -210,7 +215,7 @@ def _top(module: str) -> str:
 
 
 def _plain(package: str | None) -> str | None:
-    """A package's name as pip compares them."""
+    """The name of a package in the form in which pip compares names."""
     return package and re.sub(r"[-_.]+", "-", package).lower()
 
 

@@ -319,7 +319,7 @@ def test_a_static_cache_that_was_cut_back_by_hand_is_noticed():
 def test_a_static_cache_derives_keys_once(scheme, monkeypatch):
     """What was read is kept, so that a step rotates its own key and, of zones, those that are near."""
     model, ids = patch_model(tiny("llama"), scheme, **options(scheme)), tokens(1, LENGTH + 8)
-    past, lengths, derived = StaticCache(config=model.config, max_cache_len=2 * LENGTH), [], CarryingLayer._read
+    past, lengths, derived = StaticCache(config=model.config, max_cache_len=2 * LENGTH), [], CarryingLayer._read_keys
 
     def counted(self, call, new, keys):
         if call.reading is not None:
@@ -327,7 +327,7 @@ def test_a_static_cache_derives_keys_once(scheme, monkeypatch):
             call.reading = call.reading._replace(derive=lambda k, at: lengths.append(k.shape[2]) or derive(k, at))
         return derived(self, call, new, keys)
 
-    monkeypatch.setattr(CarryingLayer, "_read", counted)
+    monkeypatch.setattr(CarryingLayer, "_read_keys", counted)
     with torch.no_grad():
         model(ids[:, :LENGTH], past_key_values=past)
         for i in range(LENGTH, LENGTH + 8):

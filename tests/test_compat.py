@@ -257,7 +257,7 @@ def test_modules_have_a_say_when_they_are_moved(move):
     class Counts(pytorch.MovableModule):
         moves = 0
 
-        def moved(self, move):
+        def on_move(self, move):
             self.moves += 1
             move()
 
@@ -270,7 +270,7 @@ def test_modules_have_a_say_when_they_are_moved(move):
 
 def test_modules_have_a_say_in_their_state():
     class Doubles(pytorch.SavableModule, nn.Embedding):
-        def stored(self, state, prefix):
+        def after_saving(self, state, prefix):
             state[prefix + "weight"] = 2 * state[prefix + "weight"]
 
         def before_loading(self, state, prefix):

@@ -42,15 +42,15 @@ def test_a_trainer_tells_what_it_saved_and_counts_targets(tmp_path, next_token):
     class Watched(trainers.WatchedTrainer):
         seen, counts = [], []
 
-        def to_save(self, state):
+        def state_to_save(self, state):
             self.seen.append("to_save")
             return state
 
-        def saved(self, folder):
+        def after_save(self, folder):
             self.seen.append(("saved", folder.name))
             assert (folder / "model.safetensors").exists()
 
-        def checkpointed(self, folder):
+        def after_checkpoint(self, folder):
             self.seen.append(("checkpointed", folder.name))
             assert (folder / "trainer_state.json").exists()
 

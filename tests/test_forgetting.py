@@ -96,7 +96,7 @@ def test_nothing_is_forgotten_at_first(scheme):
 
 def call_of(states, bias):
     at = torch.arange(states.shape[1])[None]
-    return Call(at, at, 0, said=bias(states, 1))
+    return Call(at, at, 0, gates=bias(states, 1))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_finite_differences(sign):
         live = dict(zip(("weight", "constant"), parameters, strict=True))
         said = torch.func.functional_call(bias, live, (states, 1))
         at = torch.arange(12)[None]
-        return forgetting.attend(q, k, v, None, Call(at, at, 0, said=said), 0.3, True, 0.0)
+        return forgetting.attend(q, k, v, None, Call(at, at, 0, gates=said), 0.3, True, 0.0)
 
     inputs = (q, k, v, states, bias.weight, bias.constant)
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
@@ -129,7 +129,7 @@ def test_half_precision_adds_up_in_fp32(dtype, most):
     q, k, v = (torch.randn(1, 2, 2000, 16).to(dtype) for _ in range(3))
     said = -2 * torch.rand(1, 2, 2000)
     at = torch.arange(2000)[None]
-    call = Call(at, at, 0, said=said)
+    call = Call(at, at, 0, gates=said)
     sums = said.double().cumsum(-1)
     bias = (sums[..., :, None] - sums[..., None, :]).masked_fill(torch.ones(2000, 2000).triu(1).bool(), -torch.inf)
     meant = ((q.double() @ k.double().mT / 4 + bias).softmax(-1) @ v.double()).transpose(1, 2)

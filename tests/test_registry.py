@@ -194,7 +194,7 @@ def test_a_scheme_registered_by_hand(tmp_path):
     assert SCHEMES["slow"] is again
     load(tmp_path / "saved")
     del SCHEMES._entries["slow"]
-    with pytest.raises(PosencError, match=f"'slow' of the module '{__name__}' is needed.*import that module"):
+    with pytest.raises(PosencError, match=f"'slow' of the module '{__name__}' is needed.*Import that module"):
         load(tmp_path / "saved")
 
 
@@ -281,7 +281,7 @@ def test_a_record_names_the_package_that_is_broken_or_does_not_offer_it(installe
     assert "ZeroDivisionError" in read(record)
     (file.parent / "outside_slow-1.2.dist-info" / "entry_points.txt").unlink()
     forget_packages()
-    assert "its version 1.2 is installed and does not offer it: import outside_slow first" in read(record)
+    assert "Version 1.2 is installed and offers no entry point for it: import outside_slow" in read(record)
 
 
 def forget_packages():
@@ -297,14 +297,14 @@ def test_a_record_of_another_package_is_not_taken_for_this_one(installed):
     installed("outside-slow", SLOW.format(name="slow"), schemes("slow"))
     record = record_of()
     other = {**record, "requires": {"scheme": {"module": "m", "package": "another"}}}
-    assert "of the package 'another' is meant, and the one at hand is that of the package 'outside-slow'" in read(
+    assert "of the package 'another' is needed, but the registered one comes from the package 'outside-slow'" in read(
         other
     )
     alike = {**record, "requires": {"scheme": {"module": "m", "package": "Outside.Slow", "version": "9"}}}
     assert "no patch is in place" in read(alike)
     assert "Update hf_posenc" in read({k: v for k, v in record.items() if k != "requires"})
     ours = {**record_of("alibi"), "requires": record["requires"]}
-    assert "is meant, and the one at hand is that of hf_posenc itself" in read(ours)
+    assert "is needed, but the registered one comes from hf_posenc itself" in read(ours)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import config_length
 from ..patching.untrained import warn_untrained
 from ..schemes import Scheme
-from ..schemes.plans import asked_from
+from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
 from .cards import PATCHED, kept_card, write_card
 from .embedders import copy_modules
@@ -57,7 +57,7 @@ def patch_checkpoint(
     in memory, and the rest is copied file by file. Tokenizer files come along with their length updated. `overwrite`
     lets the copy take the place of a checkpoint in `target`, but never of `source`.
     """
-    wanted = asked_from(scheme, options)
+    wanted = scheme_or_plan(scheme, options)
     check_existing(existing)
     origin = model_path(source)
     if not os.path.isdir(origin):

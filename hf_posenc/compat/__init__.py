@@ -1,6 +1,6 @@
-"""What is private in the libraries that this package stands on: nothing else in it may use a name of theirs with `_`.
+"""All uses of private names (with a leading `_`) of other libraries, and all differences between their releases.
 
-One module for each library, one function or base class for each need, and for each a contract in
-tests/test_compat*.py, which say what broke when a release changes it. Where releases differ, the difference is
-here and nowhere else. The modules are imported one by one, so that no optional library comes along with another.
+There is a module for each library or task, and in it a function or base class for each need. The tests
+`tests/test_compat*.py` check each of these against the installed releases and say what broke when one changes. The
+modules are imported one by one, so that an optional library is not imported along with another.
 """

@@ -1,4 +1,4 @@
-"""lm-eval: its command line, its tasks, and the model class that ours is made of. Importing this imports it."""
+"""lm-eval: its command line, its tasks, and the base class of our model class. Importing this imports lm-eval."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lm_eval.models.huggingface import HFLM
 
 
 class CountedLM(HFLM):
-    """HFLM that says how many tokens it is about to read, before it cuts off what is too long."""
+    """An HFLM that reports how many tokens each request needs, before it truncates those that are too long."""
 
     def about_to_read(self, needed: Iterable[int]) -> None:
-        """Gets the tokens that each request needs, answer and all."""
+        """Called with the number of tokens of each request, including its answer."""
 
     def set_max_length(self, length: int) -> None:
-        """How many tokens it takes; without, what the config promises."""
+        """Set the longest input. Without this call it is what the config says."""
         self._max_length = length
 
     def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
@@ -34,7 +34,7 @@ def command_line() -> Any:
 
 
 def import_functions(task_file: Any) -> None:
-    """Import what a task's YAML file calls: code beside it, which may draw random numbers as it is imported."""
+    """Import the Python code that a task's YAML file uses, which may draw random numbers on import."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     load_yaml(task_file)
@@ -42,7 +42,7 @@ def import_functions(task_file: Any) -> None:
 
 @contextmanager
 def results_through(change: Callable[[Any], Any]) -> Iterator[None]:
-    """While this lasts, what lm-eval's command line prints and writes goes through `change`."""
+    """Within this context, `change` is applied to the results that lm-eval's command line prints and writes."""
     evaluate = lm_eval.simple_evaluate
     lm_eval.simple_evaluate = lambda *args, **kwargs: change(evaluate(*args, **kwargs))
     try:

@@ -1,4 +1,4 @@
-"""torch: a say in every kernel that runs."""
+"""torch: a context that intercepts every kernel that runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.utils._pytree import tree_map_only
 
 
 class KernelMode(TorchDispatchMode):
-    """A context in which every kernel, below autograd, is run by `kernel`."""
+    """A context in which every kernel below autograd is run through `kernel`. Subclasses override that."""
 
     def kernel(self, name: str, args: Any, run: Callable[[], Any]) -> Any:
-        """What the kernel of that name gives; `run` runs it."""
+        """The result of the kernel of that name; `run()` computes it."""
         return run()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.kernel(str(func), args, partial(func, *args, **(kwargs or {})))
 
 
-def detached(values: Any) -> Any:
-    """The same tensors, in whatever holds them, without what they were computed from."""
+def detach_all(values: Any) -> Any:
+    """Detach every tensor in a nested structure."""
     return tree_map_only(Tensor, Tensor.detach, values)

@@ -1,4 +1,4 @@
-"""transformers: how a model attends, what its config and files say, and which classes stand for it."""
+"""transformers: the attention of a model, its config and files, and its auto classes."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from transformers import AttentionMaskInterface, PreTrainedConfig, __version__
 from transformers.utils.hub import cached_file
 
 ATTENTION = "_attn_implementation"
-"""The attribute of a config that names how its model attends."""
+"""The config attribute that names the attention implementation."""
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-"""The name through which forwards look up the attention function that their config names."""
+"""The global name through which forwards look up their attention function."""
 ROTATES = re.compile(r"apply\w*rot", re.IGNORECASE)
-"""In the names that a forward uses when it rotates channels."""
+"""Matches the names of functions that rotate q and k, such as `apply_rotary_pos_emb`."""
 ORIGIN = ("_name_or_path", "transformers_version")
-"""What `config.to_dict()` says of where a config comes from, and not of the model."""
+"""Keys of `config.to_dict()` that say where the config comes from, and nothing about the model."""
 
 
 @cache
 def release() -> tuple[int, int]:
-    """The release of transformers that is installed, as numbers that can be compared."""
+    """The major and minor version of the installed transformers."""
     major, minor = __version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def attention_of(config: Any) -> str:
-    """The name of the attention that a model of this config runs. Only whole models have a public way to ask."""
+    """The attention implementation in a config. transformers has a public way to ask only for whole models."""
     name: str = getattr(config, ATTENTION)
     return name
 
 
 def set_attention(config: Any, name: str) -> None:
-    """Let a model attend by another function from now on, without the checks that a public call makes."""
+    """Set the attention implementation in a config, without the checks of the public call."""
     setattr(config, ATTENTION, name)
 
 
 def has_mask_function(attention: str) -> bool:
-    """Whether masks are made for an attention of this name; without, it gets none, and padding would be seen."""
+    """Whether a mask function is registered for this attention. Without one it gets no mask, and padding is seen."""
     return attention in AttentionMaskInterface._global_mapping
 
 
 def own_eager(module: nn.Module) -> Any:
-    """The eager attention of the model that a layer belongs to: it stands beside the layer's class."""
+    """The eager attention function in the module that defines the layer's class."""
     return sys.modules[type(module).__module__].eager_attention_forward
 
 
@@ -69,29 +69,29 @@ def rotates(cls: Any) -> bool:
 
 
 def decode_floats(config: dict[str, Any]) -> dict[str, Any]:
-    """What config.json holds, with infinity and nan as numbers: transformers writes them in a way of its own."""
+    """The values of config.json with infinities and NaN as floats, which transformers encodes in its own way."""
     values: dict[str, Any] = PreTrainedConfig._decode_special_floats(config)
     return values
 
 
 def file_of(path: str, name: str, **hub: Any) -> str | None:
-    """A file of a checkpoint on a hub, as a path; None if the checkpoint has no such file."""
+    """The local path of a file of a checkpoint, from a folder or a hub; None if there is no such file."""
     found: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False, **hub)
     return found
 
 
 def is_stateful(model: Any) -> bool:
-    """Whether a model keeps a state that cannot be cut back, as recurrent ones do."""
+    """Whether a model keeps a state that cannot be cropped, as recurrent models do."""
     return bool(getattr(model, "_is_stateful", False))
 
 
 def carries_adapters(model: Any) -> bool:
-    """Whether adapters were put into a model, by PEFT or through transformers' own calls of it."""
+    """Whether a model has adapters, added by PEFT or through transformers."""
     return hasattr(model, "peft_config") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def auto_classes(model: Any) -> list[str]:
-    """The names of the auto classes that make models of this class."""
+    """The names of the auto classes that create models of this class."""
     from transformers.models.auto import modeling_auto
 
     name, found = type(model).__name__, []

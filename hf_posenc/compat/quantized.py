@@ -8,10 +8,10 @@ REPACKS = "support_avx512bf16_for_cpu"
 
 
 def keep_packing(model: Any) -> None:
-    """Let layers in 4 bits keep their weights as they are.
+    """Stop bitsandbytes from packing 4-bit weights anew.
 
-    On some CPUs (AVX-512 with bf16) bitsandbytes packs them anew at the first look without gradients: scales are
-    rounded to bf16 for good, and rows that are not made of whole blocks end in an error.
+    On some CPUs (AVX-512 with bf16) it does so in the first forward without gradients. That rounds scales to bf16 for
+    good, and raises an error for rows that are not made of whole blocks.
     """
     for module in model.modules():
         if hasattr(module, REPACKS):

@@ -1,4 +1,4 @@
-"""transformers: the Trainer, with a say where it saves, counts tokens and splits texts over processes."""
+"""transformers: a Trainer with methods to override where it saves, counts targets and splits texts over processes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 
 class WatchedTrainer(Trainer):
-    """Calls `to_save`, `saved`, `checkpointed` and `shared_inputs`, and counts as many targets as there are."""
+    """Calls `state_to_save`, `after_save`, `after_checkpoint` and `shared_inputs`, and counts targets correctly."""
 
     next_token = False
-    """Whether targets are the labels of the tokens after: the first label of each row is then no target."""
+    """Whether each token predicts the label of the next one, so that the first label of a row is not a target."""
     _knows_targets = False
 
-    def to_save(self, state: Any) -> Any:
-        """The state that is about to be written, in place of this one; None is the model's own."""
+    def state_to_save(self, state: Any) -> Any:
+        """The state dict to write instead of this one; None means the model's own."""
         return state
 
-    def saved(self, folder: Path) -> None:
-        """Runs when a model or its adapters were written, in one process."""
+    def after_save(self, folder: Path) -> None:
+        """Runs after a model or its adapters were written, in one process."""
 
-    def checkpointed(self, folder: Path) -> None:
-        """Runs in every process when a checkpoint is all there."""
+    def after_checkpoint(self, folder: Path) -> None:
+        """Runs after a checkpoint is complete, in every process."""
 
     def shared_inputs(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """How several processes share one text: a context that cuts it, and what is cut. None: as transformers does.
-
-        transformers allows it to the attention `sdpa` alone, by its name.
+        """How several processes split one text: a context that splits it, and the split inputs. None leaves it to
+        transformers, which allows context parallelism only for the attention named `sdpa`.
         """
         return None
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, self.to_save(state_dict))
-        self.saved(Path(output_dir or str(self.args.output_dir)))
+        super()._save(output_dir, self.state_to_save(state_dict))
+        self.after_save(Path(output_dir or str(self.args.output_dir)))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial))
-        self.checkpointed(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        self.after_checkpoint(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _prepare_context_parallel_inputs(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         own = self.shared_inputs(inputs)
@@ -52,11 +51,11 @@ class WatchedTrainer(Trainer):
 
     @_loss_shifts_labels.setter
     def _loss_shifts_labels(self, found: bool) -> None:
-        """transformers goes by the loss of the model's class, which is not what is trained here."""
+        """Ignores the value: transformers derives it from the loss of the model's class, which is not used here."""
         self._knows_targets = True
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
-        """Before transformers 5.10 the Trainer counts the first label of each row too, which is nobody's target."""
+        """Before transformers 5.10 the Trainer also counts the first label of each row, which is not a target."""
         if self.next_token and not self._knows_targets:
             batch_samples = [_without_first_label(batch) for batch in batch_samples]
         return super()._get_num_items_in_batch(batch_samples, device)

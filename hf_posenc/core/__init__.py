@@ -1,1 +1,1 @@
-"""The maths and data that everything else is made of: no model in sight."""
+"""The maths and data types that the rest is built on. Nothing here knows a model."""

@@ -1,4 +1,4 @@
-"""Coordinates: where a token stands, a number for each axis. A text has one axis, an image two."""
+"""Coordinates of tokens, one number per axis. A text has one axis, an image two."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor
 ONE_AXIS = range(1, 2)
 TWO_AXES = range(2, 3)
 ANY_AXES = range(1, maxsize)
-"""How many axes a scheme can be given."""
+"""The numbers of axes that a scheme supports (`Scheme.axes`)."""
 
 
 def grid_coordinates(sizes: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """The coordinates of every place of a grid, in the order of its tokens: (tokens, axes), in fp32.
+    """The coordinates of every cell of a grid, in the order of its tokens: (tokens, axes), in fp32.
 
-    `sizes` are those of the grid from the slowest axis to the fastest, such as rows and columns; coordinates are
-    given the other way round: x, then y.
+    `sizes` go from the slowest axis to the fastest, such as (rows, columns). Coordinates go the other way: x, then y.
     """
     along = [torch.arange(size, device=device, dtype=torch.float32) for size in sizes]
     places = torch.meshgrid(*along, indexing="ij")

@@ -1,8 +1,8 @@
-"""What is added to the score of a query and a key because of where they stand.
+"""Position biases: what is added to the attention score of a query and a key.
 
-Subclass `DistanceBias` where the distance alone decides (ALiBi, T5, KERPLE): `by_distance` is all there is to write.
-Subclass `Bias` where the query's position counts as well (FIRE): `between` is all. Every way to render a bias, and its
-gradient, follows from these.
+Subclass `DistanceBias` and override `by_distance` if the bias depends on the distance alone (ALiBi, T5, KERPLE).
+Subclass `Bias` and override `between` if it also depends on the query's position (FIRE). All renderings of the bias
+(`runtime/renderings.py`) and its gradients follow from that one method.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from .precision import Fp32Buffers
 class Bias(Fp32Buffers):
     """A number per head for each pair of a query and a key.
 
-    Parameters and buffers of its own stay in fp32 when the model is cast to half precision; those that should be cast
-    with the model are named in `follows_dtype`.
+    Its parameters and buffers stay in fp32 when the model is cast to half precision, except those named in
+    `follows_dtype`.
     """
 
     of_content: bool = False
-    """Whether it is found from hidden states, a number for each key (`ContentBias`)."""
+    """Whether it is computed from hidden states, one number per key (`ContentBias`)."""
     of_terms: bool = False
-    """Whether it looks at queries and keys (`relative.RelativeTerms`)."""
+    """Whether it depends on the queries and keys themselves (`relative.RelativeTerms`)."""
     of_distance: bool = False
     """Whether it is a function of `key - query` alone."""
 
     @property
     def by_distance_until(self) -> float:
-        """The furthest position up to which it is one."""
+        """The bias is a function of `key - query` alone while all positions are at most this."""
         return math.inf if self.of_distance else -math.inf
 
     @property
     def key_slopes(self) -> Tensor | None:
-        """Slopes m, one per head, if the bias is m * key position up to a constant per query, for keys that are not
-        ahead of it; else None. It is then a channel more of q and k, wherever a mask shows nothing that is ahead."""
+        """One slope m per head, if the bias of a key that is not after its query is m * (key position), up to a
+        constant per query; otherwise None. Under a causal mask, such a bias is one extra channel of q and k."""
         return None
 
     def between(self, query: Tensor, key: Tensor) -> Tensor:
-        """The bias of queries and keys at these positions: (rows, queries), (rows, keys) -> (rows, heads, queries,
-        keys). Positions come as floating-point numbers, in the precision that the bias is wanted in."""
+        """The bias for queries and keys at these positions: (rows, queries), (rows, keys) -> (rows, heads, queries,
+        keys). Positions are floating-point numbers, in the precision in which the bias is to be computed."""
         raise NotImplementedError(f"{type(self).__name__} must define between(query, key)")
 
     def forward(self, query: Tensor, key: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The one way in, so that hooks on the module (of offloaded or sharded weights) run before it."""
+        """Callers use this and not `between`, so that hooks for offloaded or sharded weights run first."""
         return self.between(query.to(dtype), key.to(dtype)).to(dtype)
 
     def numbers(self, distances: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What a bias of distance is at each `key - query`, (heads, distances)."""
+        """The bias at each distance `key - query`, for a bias of distance: (heads, distances)."""
         found: Tensor = self(distances.new_zeros(1, 1), distances[None], dtype)
         return found[0, :, 0]
 
@@ -60,35 +60,38 @@ class Bias(Fp32Buffers):
 
 
 class ContentBias(Bias):
-    """A number per head for each key, which adds up along the text: the bias of query i and key j is what the tokens
-    after j, up to i, say of the past. Behind a causal mask alone: there the sum up to j is all that a row sees."""
+    """A bias that sums gates along the text: for query i and key j, over the tokens after j up to i.
+
+    It needs a causal mask. The softmax of a query ignores a constant, so that one number per key, from the sum up
+    to j, is enough.
+    """
 
     of_content = True
 
     def of_tokens(self, states: Tensor, layer: int) -> Tensor:
-        """What tokens with these hidden states say, (rows, tokens, channels) -> (rows, heads, tokens). `layer` counts
-        the layers that are patched."""
+        """The gates of tokens with these hidden states: (rows, tokens, channels) -> (rows, heads, tokens). `layer` is
+        the layer's index among the patched ones."""
         raise NotImplementedError(f"{type(self).__name__} must define of_tokens(states, layer)")
 
     def forward(self, states: Tensor, layer: int) -> Tensor:  # type: ignore[override]
-        with torch.autocast(states.device.type, enabled=False):  # sums of many numbers
+        with torch.autocast(states.device.type, enabled=False):  # half precision would round sums over a long text
             return self.of_tokens(states.to(torch.promote_types(states.dtype, torch.float32)), layer)
 
 
 class DistanceBias(Bias):
-    """A bias that the distance alone decides."""
+    """A bias that depends on the distance alone."""
 
     of_distance = True
 
     def by_distance(self, distances: Tensor) -> Tensor:
-        """The bias at each of these `key - query`, (heads, distances). Distances come as floating-point numbers, in
-        the precision that the bias is wanted in; they are whole."""
+        """The bias at each of these distances `key - query`: (heads, distances). Distances are whole numbers, given as
+        floating-point numbers in the precision in which the bias is to be computed."""
         raise NotImplementedError(f"{type(self).__name__} must define by_distance(distances)")
 
     def between(self, query: Tensor, key: Tensor) -> Tensor:
         distance = key[:, None, :] - query[:, :, None]
         if query.shape[1] > 1 and not torch.compiler.is_compiling():
-            # Far fewer distances than pairs, if positions lie close together: found once each, and looked up.
+            # There are usually far fewer distances than pairs: compute each once and look it up.
             first, last = int(key.min() - query.max()), int(key.max() - query.min())
             if last - first < distance.numel() // 2:
                 table = self.by_distance(torch.arange(first, last + 1, device=key.device, dtype=key.dtype))

@@ -1,4 +1,4 @@
-"""What a scheme is told about a model, and what it may change there."""
+"""`Geometry`, what a scheme is told about a model, and `Effect`, what it changes there."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from .temperatures import Temperature
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The numbers of a model that schemes compute with. Plain data: it is saved with every checkpoint."""
+    """The numbers of a model that schemes compute with. Plain data, saved with every checkpoint."""
 
     hidden_size: int
     num_heads: int
     head_dim: int
     rotary_dim: int
-    """Channels of a head that are rotated; the whole head on families without RoPE."""
+    """How many channels of a head are rotated; the whole head on families without RoPE."""
     trained_length: int
     causal: bool
     initializer_range: float = 0.02
     rope: Mapping[str, Any] | None = None
-    """The model's own `rope_parameters`, which a scheme starts from; None on families without RoPE."""
+    """The model's own `rope_parameters`, from which a scheme starts; None on families without RoPE."""
     layout: str = "halves"
-    """Which channels form a pair, for schemes that rotate them by themselves."""
+    """Which channels form a pair (`runtime/rotation.py`), for schemes that are rotated inside attention."""
     unturned: tuple[int, ...] = ()
-    """Layers, by their place in the group, that the model does not rotate."""
+    """Layers that the model does not rotate, by their index in the group."""
     grid: tuple[int, ...] = ()
-    """Rows and columns of patches in images of the config's size; empty on text models."""
+    """Rows and columns of patches in an image of the config's size; empty on text models."""
     patch: tuple[int, ...] = ()
     """Height and width of a patch, in pixels."""
     layers: int = 0
-    """How many layers attend, on vision models; elsewhere how many are patched, for schemes that ask (`per_layer`)."""
+    """The number of attention layers on vision models. On text models, the number of patched layers, filled in only
+    for schemes that declare `per_layer`."""
     whole: bool = False
-    """Whether rotary modules scale all channels of q and k, in every layer; looked at only for a temperature."""
+    """Whether rotary modules scale all channels of q and k in every layer. Filled in only for a temperature."""
 
     @property
     def axes(self) -> int:
-        """How many numbers say where a token stands."""
+        """The number of coordinates of a token."""
         return len(self.grid) or 1
 
 
 @dataclass(frozen=True)
 class Span:
-    """From the trained length to the wanted one. `factor` is None when nobody asked for more."""
+    """The trained length, the target length and their ratio. `factor` is None if no longer target was requested."""
 
     trained: int
     target: int
@@ -59,33 +60,33 @@ class Span:
 
 
 class TableSource(Protocol):
-    """A vector per place, added to the input."""
+    """Makes the module that gives a vector per position, which is added to the input."""
 
     @property
     def reads_native(self) -> bool:
-        """Whether it is made from the family's own table."""
+        """Whether the new table is made from the family's own one."""
 
     def module(self, native: nn.Embedding | None, like: Tensor) -> Any:
-        """The module that gives the vectors; `native` is the family's own table, if that is to be replaced.
+        """The module that gives the vectors. `native` is the family's own table, if there is one to replace.
 
-        A text model calls it with position ids. Where there are several axes, its `vectors` are asked for those of
-        coordinates, (..., axes).
+        A text model calls the module with position ids. With several axes its `vectors` are called with coordinates,
+        (..., axes).
         """
 
-    def restored(self, native: nn.Embedding | None, like: Tensor) -> Any:
-        """The same, where `native` has been loaded from a checkpoint of the patched model."""
+    def restore(self, native: nn.Embedding | None, like: Tensor) -> Any:
+        """The same module, where `native` was loaded from a checkpoint of the patched model."""
 
     def new_rows(self, has_native: bool) -> Tensor | None:
-        """Which rows of a table that it makes are new, not taken over from the family's own; None if it makes none."""
+        """Which rows of its table are new and not copied from the family's own; None if it has no trainable table."""
 
 
 @dataclass(frozen=True)
 class ComputedSource:
-    """The source of a table that is computed: in the place of a family's own one, or where there is none."""
+    """The source of a computed table, which replaces the family's own one or is added where there is none."""
 
     make: Callable[[int, int | None, Tensor], ComputedTable]
-    """From the size of a vector, the rows that a checkpoint holds (None where there is no table of the family's) and a
-    tensor whose dtype and device the vectors should have."""
+    """Called with the size of a vector, the number of rows that a checkpoint holds (None if the family has no table),
+    and a tensor whose dtype and device the vectors should have."""
     geometry: Geometry
     rows: int
     reads_native: bool = False
@@ -95,7 +96,7 @@ class ComputedSource:
             return self.make(self.geometry.hidden_size, None, like)
         return self.make(native.embedding_dim, self.rows, like)
 
-    restored = module
+    restore = module
 
     def new_rows(self, has_native: bool) -> None:
         return None
@@ -103,32 +104,32 @@ class ComputedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """Angles per position for the pairs of q and k channels."""
+    """The frequencies by which pairs of channels of q and k are rotated per position."""
 
     inv_freq: tuple[float, ...]
     attention_scaling: float = 1.0
     rope_parameters: Mapping[str, Any] | None = None
-    """The same rotation as `config.rope_parameters`, where transformers has a `rope_type` for it."""
+    """The same rotation as `config.rope_parameters`; None if transformers has no `rope_type` for it."""
     read_by_layers: Mapping[str, Any] | None = None
-    """What is to be there as well for attention layers of some families, which read it by themselves."""
+    """Further `rope_parameters` keys that attention layers of some families read by themselves."""
 
     follows_length: ClassVar[bool] = False
-    """Whether the angles depend on how much a query can see, so that keys must be cached unrotated."""
+    """Whether the angles depend on how much text a query sees, so that keys must be cached unrotated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowingRotation(Rotation):
     """A rotation whose frequencies shrink in stages as the visible text grows past `border`.
 
-    A query that sees `length` tokens is in stage ceil((length - border) / step), or 0 up to the border;
-    in a stage, pair i rotates with `inv_freq[i] * exp(-growth(stage) * weights[i])`. The stage belongs to the
-    query, not to the call: so a full pass, a cached one and a chunked one agree, and no row sees its neighbours.
+    A query that sees `length` tokens is in stage ceil((length - border) / step), or in stage 0 up to the border. In a
+    stage, pair i rotates with `inv_freq[i] * exp(-growth(stage) * weights[i])`. The stage belongs to the query and not
+    to the call, so that full, cached and chunked passes agree and rows of a batch do not affect each other.
     """
 
     weights: tuple[float, ...]
     border: int
     step: int | None
-    """Stages repeat every `step` tokens; None means that there is just one border."""
+    """A new stage begins every `step` tokens past the border; None for a single stage past it."""
     factor: float = 1.0
 
     follows_length = True
@@ -147,26 +148,26 @@ class FollowingRotation(Rotation):
 
 @dataclass(frozen=True, kw_only=True)
 class LateRotation(Rotation):
-    """A rotation that depends on the pair of a query and a key, so that keys are cached unrotated."""
+    """A rotation that depends on the pair of a query and a key (a pattern), so that keys are cached unrotated."""
 
     follows_length = True
 
 
 class CoordinateRotation(Fp32Buffers):
-    """A rotation of q and k by coordinates of several axes. A module, since its frequencies may be trained."""
+    """A rotation of q and k by coordinates of several axes. It is a module because its frequencies may be trained."""
 
     attention_scaling = 1.0
     rope_parameters = None
     follows_length = False
 
     def forward(self, layer: int, coordinates: Tensor) -> Tensor:
-        """The angles of places, (places, axes) -> (heads or 1, places, pairs), in fp32."""
+        """The angles at these coordinates: (tokens, axes) -> (heads or 1, tokens, pairs), in fp32."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class OwnTable:
-    """The family's own table as it is; nothing on families that have none."""
+    """Keeps the family's own table unchanged; does nothing on families without one."""
 
     reads_native: bool = True
 
@@ -178,35 +179,36 @@ class OwnTable:
         weight = native.weight.detach().clone()
         return LearnedTable.from_pretrained(weight, freeze=False)
 
-    restored = module
+    restore = module
 
 
 @dataclass(frozen=True)
 class OwnGrid:
-    """The family's own vector per patch, resized as its own code would to images of another size; or new ones."""
+    """The family's own table of patches, resized as its own code does for another image size; a new one where there
+    is none."""
 
     image_size: int | None
-    """In pixels, of both sides; None for the model's own."""
+    """Height and width in pixels; None for the model's own size."""
     seed: int = 0
     reads_native: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What a scheme contributes to each site. What it leaves out is neutralised."""
+    """What a scheme puts at each site of a model. A site that it leaves out is neutralised."""
 
     table: TableSource | OwnGrid | None = None
     rotation: Rotation | CoordinateRotation | None = None
     bias: Bias | None = None
-    """What is added to the scores of a query and a key; None for nothing."""
+    """Added to attention scores; None for nothing."""
     pattern: Pattern | None = None
-    """Which keys are seen, and at what distances; None for all, at their own."""
+    """Which keys a query sees and at which distances; None for all keys at their true distances."""
     forgets: bool = False
-    """Whether keys that can never be seen again leave the cache."""
+    """Whether the cache drops keys that no later query can see."""
     temperature: Temperature | None = None
-    """What queries are multiplied by inside attention; None for nothing."""
+    """Multiplies queries inside attention; None for nothing."""
     apart: bool = False
-    """Whether it is for some layers of those that share angles, beside others (a plan)."""
+    """Whether it belongs to a plan, and so to only some of the layers that share the model's angles."""
     own_temperature: float | None = None
-    """What becomes of a temperature that the model's own code applies: it stays as it is (None), is taken away (0), or
-    has another beta."""
+    """The beta of a temperature that the model's own code applies: None keeps it, 0 switches it off, another number
+    replaces it."""

@@ -1,4 +1,4 @@
-"""Lengths as people write them, alike wherever they are written: 4096 or 4k."""
+"""Reads lengths as users write them, 4096 or 4k, in the same way for the command line, recipes and evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 
 def parsed_length(text: str | int) -> int:
-    """`2k` is 2048 tokens."""
+    """A length in tokens: `2k` is 2048."""
     found = re.fullmatch(r"(\d+)([km]?)", str(text).strip().lower())
     if found is None or not int(found[1]):
         raise PosencError(f"A length is a number of tokens such as 4096 or 4k (4 x 1024), got {text!r}.")
@@ -18,5 +18,5 @@ def parsed_length(text: str | int) -> int:
 
 
 def parsed_lengths(text: str) -> list[int]:
-    """`2k,4k`, each once and in order."""
+    """The lengths of a list such as `2k,4k`, sorted and without duplicates."""
     return sorted({parsed_length(part) for part in text.split(",")})

@@ -1,7 +1,7 @@
-"""Which keys a query sees, and how far away it takes them to be: the maths of schemes that change more than angles.
+"""Patterns: which keys a query sees, and at which distances. For schemes that change more than rotary frequencies.
 
-A pattern divides the pairs of a query and a key into zones. In each zone positions are mapped, those of queries and
-those of keys, before q and k are rotated; a pair that is in no zone is not seen.
+A pattern divides the pairs of queries and keys into zones. Each zone gives queries and keys their own positions, to
+which q and k are rotated there. A pair that is in no zone is masked.
 """
 
 from __future__ import annotations
@@ -16,57 +16,60 @@ from torch import Tensor
 
 
 class Zone(NamedTuple):
-    """Pairs that share one map of positions."""
+    """A set of query-key pairs whose positions are mapped in the same way."""
 
     query: Tensor
-    """Where the queries are taken to stand, (batch or 1, queries)."""
+    """The mapped positions of the queries, (batch or 1, queries)."""
     key: Tensor
     seen: Tensor
-    """(batch or 1, queries, keys)."""
-    kept: bool = False
-    """Whether `key` is where caches keep their keys rotated to (`Pattern.kept`)."""
+    """Which pairs are in the zone, (batch or 1, queries, keys)."""
+    from_cache: bool = False
+    """Whether `key` are the positions to which a cache keeps its keys rotated (`Pattern.cached_positions`)."""
     still: bool = False
-    """Whether all keys stand at 0: they are not rotated at all."""
+    """Whether all keys are at position 0, and so need no rotation."""
     most: int | None = None
-    """How many keys a query sees here at most, where no two that it sees stand at the same position; None if that
+    """The largest number of keys that a query sees in this zone, if their positions are all different; None if it
     grows with the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Zones from positions. Plain numbers only: it is compared and copied with the model."""
+    """Makes zones from positions. It holds plain numbers only, because it is compared and copied with the model."""
 
     causal: bool
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         raise NotImplementedError
 
-    def kept(self, positions: Tensor) -> Tensor | None:
-        """Where keys stand as a query far away sees them: caches keep them rotated so, where that is not at 0."""
+    def cached_positions(self, positions: Tensor) -> Tensor | None:
+        """The mapped positions of keys for a query that is far away. A cache keeps its keys rotated to these. None if
+        no keys are worth keeping so."""
         return None
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a query may see a key at all, in some zone."""
-        return torch.stack([zone.seen.expand_as(self._apart(query, key)) for zone in self.zones(query, key)]).any(0)
+        """Which pairs are in any zone."""
+        return torch.stack([zone.seen.expand_as(self._distances(query, key)) for zone in self.zones(query, key)]).any(
+            0
+        )
 
     @staticmethod
-    def _apart(query: Tensor, key: Tensor) -> Tensor:
+    def _distances(query: Tensor, key: Tensor) -> Tensor:
         return query[:, :, None] - key[:, None, :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Far:
-    """How positions are mapped beyond the near zone: key p to S(p), query p to S(p) + offset."""
+    """The map of positions beyond the near zone: a key at p goes to S(p), a query at p to S(p) + offset."""
 
     divisor: float
-    """S(p) = p / divisor; infinite for S = 0."""
+    """S(p) = p / divisor; infinity gives S(p) = 0."""
     whole: bool = False
     """Whether S is rounded down."""
     offset: float = 0.0
     capped: bool = False
-    """Queries stand where they are, up to `offset`: as in a cache that is full there."""
+    """Whether a query at p goes to min(p, offset) instead, which is its position in a full cache of fixed size."""
     first: int | None = None
-    """Only keys at the first so many positions are seen there; None for all."""
+    """Only keys below this position are seen in the far zone; None for all."""
 
     @property
     def still(self) -> bool:
@@ -79,7 +82,7 @@ class Far:
         return mapped.floor() if self.whole else mapped
 
     def query(self, positions: Tensor, side: int = 1) -> Tensor:
-        """`side`: 1 for keys on the left, -1 for keys on the right."""
+        """The mapped positions of queries. `side` is 1 for keys before the query and -1 for keys after it."""
         if self.capped:
             return positions.float().clamp(max=self.offset)
         return self.key(positions) + side * self.offset
@@ -87,13 +90,13 @@ class Far:
 
 @dataclass(frozen=True, kw_only=True)
 class Banded(Pattern):
-    """Keys closer than `window` at their true distance; the others as `far` says, or not at all."""
+    """Keys closer than `window` at their true distance, the others as `far` says; without `far` they are masked."""
 
     window: int
     far: Far | None = None
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
-        apart = self._apart(query, key)
+        apart = self._distances(query, key)
         near = apart.abs() < self.window
         unmoved = self._keeps and self.far is not None and self.far.divisor == 1.0
         most = self.window if self.causal else 2 * self.window - 1
@@ -108,19 +111,19 @@ class Banded(Pattern):
 
     @property
     def _keeps(self) -> bool:
-        """A few first keys are rotated anew in no time."""
+        """Whether a cache keeps keys rotated for the far zone. A few first keys are quickly rotated anew."""
         return self.far is not None and self.far.first is None and not self.far.still
 
-    def kept(self, positions: Tensor) -> Tensor | None:
+    def cached_positions(self, positions: Tensor) -> Tensor | None:
         return self.far.key(positions) if self.far is not None and self._keeps else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked(Pattern):
-    """Dual chunk attention: true distances within a chunk, and capped ones to the chunk before and to those before it.
+    """Dual chunk attention: true distances within a chunk, capped distances to earlier chunks.
 
-    Keys stand at their place in their chunk. Queries stand at theirs; for keys of the chunk before, one chunk further,
-    but not past `reach` - 1; for older keys, at `reach` - 1.
+    A key is at its position within its chunk. So is a query, for keys of its own chunk; for keys of the chunk before,
+    a query is one chunk further, but at most at `reach` - 1; for older keys it is at `reach` - 1.
     """
 
     chunk: int
@@ -128,18 +131,18 @@ class Chunked(Pattern):
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
         place, at = query % self.chunk, key % self.chunk
-        back = self._apart(query // self.chunk, key // self.chunk)
-        yield Zone(place, at, (back == 0) & (self._apart(query, key) >= 0), kept=True)
-        yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1, kept=True)
-        yield Zone(torch.full_like(query, self.reach - 1), at, back > 1, kept=True)
+        back = self._distances(query // self.chunk, key // self.chunk)
+        yield Zone(place, at, (back == 0) & (self._distances(query, key) >= 0), from_cache=True)
+        yield Zone((place + self.chunk).clamp(max=self.reach - 1), at, back == 1, from_cache=True)
+        yield Zone(torch.full_like(query, self.reach - 1), at, back > 1, from_cache=True)
 
-    def kept(self, positions: Tensor) -> Tensor | None:
+    def cached_positions(self, positions: Tensor) -> Tensor | None:
         return positions % self.chunk
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scattered(Pattern):
-    """A local window, and beside it global tokens, every so-manieth key, and blocks of keys drawn at random."""
+    """A local window, with global tokens, every `stride`-th key, and randomly drawn blocks of keys."""
 
     window: int
     global_tokens: int = 0
@@ -149,29 +152,30 @@ class Scattered(Pattern):
     seed: int = 0
 
     def zones(self, query: Tensor, key: Tensor) -> Iterator[Zone]:
-        apart = self._apart(query, key)
+        apart = self._distances(query, key)
         seen = apart.abs() < self.window
         if self.global_tokens:
             seen = seen | (key < self.global_tokens)[:, None, :] | (query < self.global_tokens)[:, :, None]
         if self.stride:
             seen = seen | (apart % self.stride == 0)
         if self.random_blocks:
-            seen = seen | self._drawn(query // self.block, key // self.block)
+            seen = seen | self._random_blocks(query // self.block, key // self.block)
         most = None
         if self.causal and not self.stride and not self.random_blocks:
             most = self.window + self.global_tokens
         yield Zone(query, key, seen & (apart >= 0) if self.causal else seen, most=most)
 
-    def _drawn(self, query: Tensor, key: Tensor) -> Tensor:
-        """The blocks that each block of queries draws: the same for every length of text, since they are hashed."""
+    def _random_blocks(self, query: Tensor, key: Tensor) -> Tensor:
+        """Which blocks of keys each block of queries draws. A hash decides, so that it does not depend on the length
+        of the text."""
         drawn = torch.zeros((len(query), query.shape[1], key.shape[1]), dtype=torch.bool, device=query.device)
         for draw in range(self.random_blocks):
             mixed = (query + 1) * 2654435761 + (draw + 1) * 40503 + (self.seed + 1) * 69069
             mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)
             drawn = drawn | ((mixed % (query + 1))[:, :, None] == key[:, None, :])
-        return drawn if self.causal else drawn | self._drawn_back(query, key)
+        return drawn if self.causal else drawn | self._random_blocks_back(query, key)
 
-    def _drawn_back(self, query: Tensor, key: Tensor) -> Tensor:
-        """On encoders a pair is seen from both its ends."""
+    def _random_blocks_back(self, query: Tensor, key: Tensor) -> Tensor:
+        """The same pairs with query and key exchanged: on encoders, either of the two may draw the other."""
         one_way = Scattered(causal=True, window=1, random_blocks=self.random_blocks, block=self.block, seed=self.seed)
-        return one_way._drawn(key, query).transpose(1, 2)
+        return one_way._random_blocks(key, query).transpose(1, 2)

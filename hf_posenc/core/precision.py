@@ -1,4 +1,4 @@
-"""Positions stay in fp32, whatever a model is cast to."""
+"""Keeps position buffers and parameters in fp32 when a model is cast."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ..compat.pytorch import Moving
+from ..compat.pytorch import MovableModule
 
 
 def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tuple[str, ...] = ()) -> None:
-    """Let `apply` move and cast a module, and put back its fp32 buffers and parameters, moved but not cast.
+    """Run `apply`, which moves and casts a module, and then restore its fp32 buffers and parameters on the new device.
 
-    bfloat16 knows 1,409 numbers below 131,072; a frequency rounded to it is radians off at a long position.
+    Those named in `cast` stay cast. bfloat16 has only 1,409 numbers below 131,072, and a frequency rounded to it gives
+    angles that are off by radians at a large position.
     """
     buffers = dict(module.named_buffers(recurse=False))
     trained = {name: p.data for name, p in module.named_parameters(recurse=False)}
@@ -30,13 +31,13 @@ def apply_but_keep_fp32(module: nn.Module, apply: Callable[[], object], cast: tu
                 parameter.grad = parameter.grad.float()
 
 
-class Fp32Buffers(Moving):
-    """A module whose fp32 buffers, and parameters of its own, follow the model's device but not its dtype."""
+class Fp32Buffers(MovableModule):
+    """A module whose own fp32 buffers and parameters follow the model's device but not its dtype."""
 
     follows_dtype: tuple[str, ...] = ()
-    """Buffers and parameters that are cast with the model all the same."""
+    """The names of buffers and parameters that are cast with the model after all."""
 
-    def moved(self, move: Callable[[], object]) -> None:
+    def on_move(self, move: Callable[[], object]) -> None:
         apply_but_keep_fp32(self, move, self.follows_dtype)
 
 

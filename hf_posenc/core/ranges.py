@@ -1,4 +1,4 @@
-"""The values that a search may try for an option."""
+"""`Range`: the values that a search may try for an option of a scheme."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """From `low` to `high`, evenly or, with `log`, so that equal steps are equal ratios."""
+    """From `low` to `high`, on a linear scale or, with `log`, on a logarithmic one; `whole` for whole numbers."""
 
     low: float
     high: float
@@ -16,7 +16,7 @@ class Range:
     whole: bool = False
 
     def at(self, share: float) -> float:
-        """The value at a share of the range, 0 to 1; a whole number where only those make sense."""
+        """The value at a share of the range, from 0 (`low`) to 1 (`high`)."""
         share = min(max(share, 0.0), 1.0)
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
@@ -25,7 +25,7 @@ class Range:
         return round(value) if self.whole else value
 
     def share(self, value: float) -> float:
-        """Where in the range a value stands; those outside stand at its ends."""
+        """The share of the range at which a value is, the inverse of `at`; values outside count as the nearest end."""
         value = min(max(value, self.low), self.high)
         if self.low == self.high:
             return 0.0

@@ -1,7 +1,7 @@
-"""Relative terms that look at content: vectors for distances, which queries and keys are multiplied with.
+"""Relative terms: vectors for distances, which are multiplied with queries and keys and added to scores.
 
-Shaw's terms, those of Transformer-XL and of DeBERTa differ in which vectors there are, and in which of them a distance
-takes; how scores are made of them is the same for all (`runtime/relative.py`).
+The terms of Shaw, Transformer-XL and DeBERTa differ in the vectors that they have and in the vector that a distance
+takes. Scores are computed from them in the same way for all (`runtime/relative.py`).
 """
 
 from __future__ import annotations
@@ -14,40 +14,43 @@ from torch import Tensor
 from .biases import Bias
 
 Rows = Callable[[Tensor], Tensor]
-"""The row of a table for each `key - query`."""
+"""Gives the row of a table for each distance `key - query`."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What one layer adds to q k^T before it is scaled."""
+    """What one layer adds to q k^T before it is scaled.
+
+    With d the distance: (query + `position`) `keys`[d] + key `queries`[d] + `content` key.
+    """
 
     rows: Rows
     keys: Tensor
-    """What queries are multiplied with, (heads or 1, rows, channels)."""
+    """Vectors that are multiplied with queries, (heads or 1, rows, channels)."""
     queries: Tensor | None = None
-    """What keys are multiplied with."""
+    """Vectors that are multiplied with keys, of the same shape."""
     query_rows: Rows | None = None
-    """The rows of `queries`, where those are others."""
+    """The rows of `queries`, if they differ from `rows`."""
     values: Tensor | None = None
-    """What is added to the values, (heads or 1, rows, channels)."""
+    """Vectors that are added to the values, (heads or 1, rows, channels)."""
     content: Tensor | None = None
-    """Added to queries where they meet keys, (heads, channels)."""
+    """Added to queries before they are multiplied with keys, (heads, channels)."""
     position: Tensor | None = None
-    """Added to queries where they meet `keys`."""
+    """Added to queries before they are multiplied with `keys`, (heads, channels)."""
     reach: int | None = None
-    """How many tokens back all distances begin to share a row; None where each has its own."""
+    """All keys that are at least this many tokens before the query share a row; None if each distance has its own."""
     scale: float = 1.0
-    """What scores are multiplied by beside the model's own scale."""
+    """Multiplies scores, on top of the model's own scale."""
 
 
 class RelativeTerms(Bias):
-    """Terms for each layer that is patched. Its parameters are best cast with the model: they meet q and k."""
+    """Relative terms of every patched layer. Its parameters are usually cast with the model, as q and k are."""
 
     of_terms = True
     of_distance = True
 
     def terms(self, layer: int, first: int, last: int) -> Terms:
-        """Those of a layer, for distances `key - query` from `first` to `last`."""
+        """The terms of a layer, for distances `key - query` from `first` to `last`."""
         raise NotImplementedError(f"{type(self).__name__} must define terms(layer, first, last)")
 
     def forward(self, layer: int, first: int, last: int) -> Terms:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Modules that give a vector per position: computed at any length, or learned up to a limit."""
+"""Modules that give a vector per position, which is added to the input: computed for any position, or learned rows."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..compat.pytorch import Stored
+from ..compat.pytorch import SavableModule
 from ..errors import PosencError
 from .precision import Fp32Buffers
 
 REACH = 2**18
-"""Positions that a table with a forward of its own can be asked for."""
+"""The number of rows that `RowReader` offers to a table with its own forward."""
 
 
 def frequency_tensor(values: Tensor, saved: bool = False, trained: bool = False) -> Tensor:
-    """Frequencies as a part of a module: made anew from the scheme, or saved with the model, or trained as well."""
+    """Frequencies as a buffer that is not saved, as a frozen parameter that is (`saved`), or as a trained one."""
     return nn.Parameter(values, requires_grad=trained) if saved else nn.Buffer(values, persistent=False)
 
 
 class RowReader:
-    """Tells which rows a family's own table would read, where its forward takes something else than positions.
+    """Finds the rows that a family's own table reads when its forward takes something else than position ids.
 
-    That forward is run as it is, on a table of one column that holds the numbers of its rows.
+    It runs that forward on a table with one column that holds the row numbers.
     """
 
     def __init__(self, native: nn.Embedding):
@@ -37,7 +37,7 @@ class RowReader:
 
 
 class LastPositions:
-    """The positions of the last pass. No part of a model's state: any two are alike."""
+    """The positions of the last forward pass. They are no part of a model's state, so that all instances are equal."""
 
     positions: Tensor | None = None
 
@@ -47,22 +47,22 @@ class LastPositions:
     __hash__ = None  # type: ignore[assignment]
 
 
-class ReplacementTable(Stored):
-    """A table in the place of a family's own one: asked as that was, for rows of which `offset` are no positions."""
+class ReplacementTable(SavableModule):
+    """A table that replaces a family's own one and is called like it. Its first `offset` rows are not positions."""
 
     offset: int = 0
     reader: RowReader | None = None
     sealed: bool = False
-    """Whether checkpoints hold one row more than the config says, so that transformers alone refuses them."""
+    """Whether checkpoints hold one row more than the config says, so that plain transformers refuses to load them."""
     notes: LastPositions | None = None
-    """Where it writes down what it is asked for, if attention layers that are not told want to know."""
+    """Records the positions of each pass, if attention layers need them and do not get them as an argument."""
 
-    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
+    def replace(self, native: nn.Embedding, offset: int) -> None:
         self.offset = offset
         if type(native).forward is not nn.Embedding.forward and not isinstance(native, ReplacementTable):
             self.reader = RowReader(native)
 
-    def asked(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def read_rows(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if self.reader is not None:
             rows = self.reader(device, *args, **kwargs)
         else:
@@ -73,39 +73,39 @@ class ReplacementTable(Stored):
 
 
 class ComputedTable(ReplacementTable, Fp32Buffers):
-    """A position table that is computed, not stored, and so never ends.
+    """A position table that is computed for any position.
 
-    It saves itself as the `weight` of an embedding of `rows` rows, which is what the family itself would load; where
-    the family has no such table, `rows` is None and nothing is saved.
+    It is saved as the `weight` of an embedding with `rows` rows, which the family's own class can load. Where the
+    family has no table, `rows` is None and nothing is saved.
     """
 
     follows_dtype = ("anchor",)
     axes = 1
-    """With several there are no numbers of rows to ask for: it is called with coordinates, (places, axes)."""
+    """With more than one axis it is called with coordinates, (tokens, axes), instead of row numbers."""
     anchor: Tensor
 
     def __init__(self, size: int, rows: int | None, like: Tensor):
         super().__init__()
         self.size, self.rows = size, rows
-        # Follows the model's dtype and device, and says which the vectors are wanted in.
+        # An empty tensor that follows the model's dtype and device: vectors are returned in these.
         self.anchor = nn.Buffer(torch.empty(0, dtype=like.dtype, device=like.device), persistent=False)
 
     def vectors(self, coordinates: Tensor) -> Tensor:
-        """The vectors of these places, (..., axes) -> (..., size), in fp32."""
+        """The vectors at these coordinates: (..., axes) -> (..., size), in fp32."""
         raise NotImplementedError
 
-    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
-        super().take_seat_of(native, offset)
+    def replace(self, native: nn.Embedding, offset: int) -> None:
+        super().replace(native, offset)
         unmarked = [name for name, _ in self.named_parameters() if "posenc_" not in name]
         if unmarked:
             raise PosencError(
-                f"{type(self).__name__} stands among the model's own weights, and its parameters {unmarked} could not "
-                "be told from those in a checkpoint: give them names that begin with 'posenc_'."
+                f"The parameters {unmarked} of {type(self).__name__} could be confused with the model's own weights "
+                "in a checkpoint. Give them names that begin with 'posenc_'."
             )
 
     @property
     def weight(self) -> Tensor | None:
-        """What it saves itself as. Sharded saves look for everything by the name that it is saved under."""
+        """The table as it is saved. Sharded saves look up each saved tensor as an attribute of this name."""
         if self.rows is None:
             return None
         rows = self.rows + self.offset + self.sealed
@@ -116,10 +116,10 @@ class ComputedTable(ReplacementTable, Fp32Buffers):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if self.axes > 1:
             return self.vectors(args[0])
-        rows = self.asked(self.anchor.device, args, kwargs)
+        rows = self.read_rows(self.anchor.device, args, kwargs)
         return self.vectors((rows - self.offset)[..., None]).to(self.anchor.dtype)
 
-    def stored(self, state: dict[str, Any], prefix: str) -> None:
+    def after_saving(self, state: dict[str, Any], prefix: str) -> None:
         if (weight := self.weight) is not None:
             state[prefix + "weight"] = weight
 
@@ -131,23 +131,23 @@ class ComputedTable(ReplacementTable, Fp32Buffers):
 
 
 class ZeroTable(ComputedTable):
-    """No contribution from the input's position."""
+    """A table of zeros: nothing is added to the input."""
 
     def vectors(self, coordinates: Tensor) -> Tensor:
         return torch.zeros((*coordinates.shape[:-1], self.size), device=coordinates.device)
 
 
 class LearnedTable(ReplacementTable, nn.Embedding):
-    """A trainable table that says where it ends instead of failing in an index."""
+    """A trainable table. A position past its end raises an error with the reason."""
 
-    def take_seat_of(self, native: nn.Embedding, offset: int) -> None:
-        super().take_seat_of(native, offset)
-        if offset:  # the rows before position 0 are the family's own, for padding
+    def replace(self, native: nn.Embedding, offset: int) -> None:
+        super().replace(native, offset)
+        if offset:  # the family's own rows for padding come before position 0
             kept = torch.cat([native.weight.detach()[:offset], self.weight.detach()])
             self.weight = nn.Parameter(kept)
             self.num_embeddings = len(kept)
 
-    def stored(self, state: dict[str, Any], prefix: str) -> None:
+    def after_saving(self, state: dict[str, Any], prefix: str) -> None:
         if self.sealed:
             weight = state[prefix + "weight"]
             state[prefix + "weight"] = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
@@ -158,13 +158,13 @@ class LearnedTable(ReplacementTable, nn.Embedding):
             state[prefix + "weight"] = stored[:-1]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        rows = self.asked(self.weight.device, args, kwargs)
+        rows = self.read_rows(self.weight.device, args, kwargs)
         if not torch.compiler.is_compiling() and rows.numel():
             last = int(rows.max())
             if last >= self.num_embeddings:
                 raise PosencError(
-                    f"Position {last - self.offset} is past the end of this model's learned table, which holds "
-                    f"{self.num_embeddings - self.offset}. Patch it with a larger target_length, or with a scheme "
-                    "that has no end."
+                    f"Position {last - self.offset} is past the end of this model's learned table, which has "
+                    f"{self.num_embeddings - self.offset} rows. Patch it with a larger target_length, or with a "
+                    "scheme without a limit, such as 'sinusoidal'."
                 )
         return nn.Embedding.forward(self, rows)

@@ -1,7 +1,7 @@
-"""Temperature: what each query is multiplied by, so that attention stays sharp over more text than was trained on.
+"""Temperatures: factors for queries that keep attention sharp over texts longer than the trained length.
 
-It depends on how much text a query can look at, n, and on nothing else: in a decoder up to itself, in an encoder all
-of it. So a full pass equals cached decoding, and every kernel serves.
+A factor depends only on n, the number of tokens that the query can see: those up to itself in a decoder, the whole
+text in an encoder. So a full pass equals cached decoding, and every attention kernel can be used.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from .precision import Fp32Buffers
 
 
 class Temperature(Fp32Buffers):
-    """A factor for each query. A module, since it may be trained; `numbers` are what it is made from."""
+    """A factor for each query, from `numbers`. It is a module because it may be trained."""
 
     def __init__(self, **numbers: float):
         super().__init__()
         self.numbers = numbers
 
     def factors(self, length: Tensor) -> Tensor:
-        """(rows, queries), how many tokens each can look at, as fp32 -> (rows, heads or 1, queries)."""
+        """The factors, from the number of tokens that each query can see, in fp32: (rows, queries) -> (rows, heads or
+        1, queries)."""
         raise NotImplementedError(f"{type(self).__name__} must define factors(length)")
 
     def forward(self, length: Tensor) -> Tensor:
-        """The one way in, so that hooks on the module (of offloaded or sharded weights) run before it."""
+        """Callers use this and not `factors`, so that hooks for offloaded or sharded weights run first."""
         return self.factors(length.float())
 
     @property
@@ -38,7 +39,7 @@ class Temperature(Fp32Buffers):
 
 
 class ConstantTemperature(Temperature):
-    """The same for all."""
+    """The same factor for all queries."""
 
     def __init__(self, factor: float):
         super().__init__(factor=factor)

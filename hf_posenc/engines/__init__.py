@@ -1,1 +1,1 @@
-"""What other people's runtimes make of a checkpoint: measured or read in their source, as data."""
+"""Data on other runtimes (llama.cpp, vLLM, ...): which kinds of positions each computes correctly."""

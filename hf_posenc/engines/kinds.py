@@ -1,6 +1,7 @@
-"""The kinds of positions that a checkpoint can have, as other runtimes see them: by what its config says, not by the
-name of the scheme that was patched in. `ntk` is a RoPE of another theta to them, a RoPE that was scaled twice a
-`longrope`.
+"""The kinds of positions that a checkpoint can have for another runtime.
+
+A runtime sees only the config and not the scheme that was patched in: `ntk` is RoPE with another theta to it, and a
+RoPE that was scaled twice is a `longrope`.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ KINDS = {
     "sealed": "what only hf_posenc computes",
     "own": "the family's own positions, neither RoPE nor table",
 }
-"""The words of the column `kind`."""
+"""The values of the column `kind` in `runtimes.json`, with what each means."""
 LISTED = "listed"
 USUAL_THETA = 10_000.0
-"""What runtimes take where they find no theta."""
+"""The theta that runtimes use if the config has none."""
 STILL = 1e20
-"""A factor above which nothing rotates."""
+"""With a larger `factor`, RoPE rotates by nothing that a float could show."""
 
 
 def kind_of_rope(rope: Mapping[str, Any]) -> str:
-    """One of `KINDS` for a set of `rope_parameters`, or for one set by type of layer. Numbers may be anything."""
+    """One of `KINDS` for `rope_parameters`, or for one such dictionary per layer type. Values may be malformed."""
     inner = [value for value in rope.values() if isinstance(value, Mapping)]
     if inner and "rope_theta" not in rope and "rope_type" not in rope:
         kinds = {kind_of_rope(value) for value in inner}
@@ -52,7 +53,7 @@ def kind_of_rope(rope: Mapping[str, Any]) -> str:
 
 
 def keys_of(config: Mapping[str, Any]) -> set[str]:
-    """The keys of a config, those of its `rope_parameters` as "rope_parameters.factor" and so on."""
+    """The keys of a config, with those of its `rope_parameters` written as "rope_parameters.factor"."""
     rope = config.get("rope_parameters")
     return {*config, *(f"rope_parameters.{key}" for key in (rope if isinstance(rope, Mapping) else ()))}
 
@@ -69,13 +70,13 @@ def _kind_of_yarn(rope: Mapping[str, Any]) -> str:
         return "yarn-betas"
     factor, given = number(rope.get("factor")) or 1.0, number(rope.get("attention_factor"))
     if given is None:
-        given = number(rope.get("mscale")) and math.nan  # the ratio of two of them
+        given = number(rope.get("mscale")) and math.nan  # a ratio of two mscales counts as a factor of its own
     expected = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     return "yarn" if given is None or math.isclose(given, expected, rel_tol=1e-4) else "yarn-attention"
 
 
 def number(value: Any) -> float | None:
-    """A finite number as a float; None for whatever else a file may hold."""
+    """A finite number as a float; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The table of runtimes as the documentation shows it: one part for each runtime, written by `make docs`."""
+"""The table of runtimes as Markdown for the documentation. `make docs` calls it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SAVED_KEYS = frozenset(
         *(f"rope_parameters.{key}" for key in ("short_mscale", "long_mscale", "mscale", "mscale_all_dim")),
     },
 )
-"""What this version writes beside the rest for those who read it."""
+"""Keys that this version also writes into config.json for runtimes that read them."""
 WORDS = {"right": "right", "refuses": "refuses", "wrong": "**wrong**", "untried": "-"}
 
 
 def runtimes_markdown() -> str:
-    """Every runtime but transformers itself."""
+    """One table for each runtime except transformers itself."""
     return "\n\n".join(_runtime_part(runtime) for runtime in RUNTIMES if runtime != "transformers")
 
 
@@ -33,7 +33,7 @@ def _runtime_part(runtime: str) -> str:
 
 
 def _last_date(known: list[Entry], entry: Entry) -> str:
-    """The last day on which something of this version was found out."""
+    """The latest date of the entries about this version."""
     return max(one.date for one in known if (one.version, one.basis) == (entry.version, entry.basis))
 
 

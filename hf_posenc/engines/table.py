@@ -1,26 +1,26 @@
-"""`runtimes.json`: which runtime computes which kind of positions on which model type, and how that is known.
+"""Reads, looks up and updates `runtimes.json`: which runtime computes which kind of positions for which model type.
 
-The file is a list of entries, one a line, with these fields:
+The file is a list of entries, one per line, with these fields:
 
     runtime       one of RUNTIMES
-    way           "checkpoint": the folder as it was saved, given to the runtime or to its own converter
-                  "export":     what `hf-posenc export --to ...` makes of it
-    architecture  a `model_type` of transformers; "*" for those without an entry of their own
-    kind          one of `kinds.KINDS`, what `kind_of_rope` says of the config; "*" as above
-    given         keys that config.json must have for the entry to hold, such as "rope_theta" (at its top, as older
-                  transformers wrote it) or "rope_parameters.short_mscale"; left out where there are none
+    way           "checkpoint": the saved folder, given to the runtime or to its own converter
+                  "export":     the result of `hf-posenc export --to ...`
+    architecture  a `model_type` of transformers; "*" for all types without an entry of their own
+    kind          one of `kinds.KINDS`, as `kind_of_rope` finds it in the config; "*" for all other kinds
+    given         keys that config.json must have for the entry to hold, such as "rope_theta" (at the top level, as
+                  older transformers wrote it) or "rope_parameters.short_mscale"; left out if there are none
     verdict       "right", "refuses", "wrong" or "untried"
     basis         "measured", or "source": read in the runtime's code and not run
     version       of the runtime, and of its converter
-    date          of the measurement, 2026-11-16
-    figure        the largest difference of a log-probability or logit that was measured; left out where there is none
-    note          what else one should know, in a few words; left out where there is nothing
+    date          of the measurement, such as 2026-11-16
+    figure        the largest measured difference of a log-probability or logit; left out if there is none
+    note          a short remark; left out if there is none
 
-New measurements go in by `recorded(entries)`, which replaces those about the same cell and leaves the rest:
+`record_entries(entries)` adds new measurements. They replace entries for the same cell; the others stay:
 
-    python -c 'from hf_posenc.engines.table import Entry, recorded; recorded([Entry("vllm", ...)])'
+    python -c 'from hf_posenc.engines.table import Entry, record_entries; record_entries([Entry("vllm", ...)])'
 
-No entry means untried. A test holds every entry against these words.
+A cell without an entry is untried. A test checks every entry against this description.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RUNTIMES = {
     "tei": "text-embeddings-inference",
     "tgi": "text-generation-inference",
 }
-"""Names in the file and on the command line, and as their makers write them."""
+"""The name of each runtime in the file and on the command line, and as its makers write it."""
 WAYS = ("checkpoint", "export")
 VERDICTS = {"right": "right", "refuses": "refuses", "wrong": "would be wrong", "untried": "untried"}
 BASES = {"measured": "measured", "source": "by its source"}
@@ -58,7 +58,7 @@ BASES = {"measured": "measured", "source": "by its source"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the table, and how it is known."""
+    """The verdict on one cell of the table, and how it is known."""
 
     runtime: str
     way: str
@@ -77,7 +77,7 @@ class Entry:
         return self.runtime, self.way, self.architecture, self.kind, self.given
 
     def __str__(self) -> str:
-        """As `describe` says it: right (measured, 0.32.0)."""
+        """As `describe` prints it: right (measured, 0.32.0)."""
         if self.verdict == "untried":
             return VERDICTS["untried"]
         said = f"{VERDICTS[self.verdict]} ({', '.join(filter(None, (BASES[self.basis], self.version)))})"
@@ -91,7 +91,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def parse_entries(text: str) -> tuple[Entry, ...]:
-    """Entries from JSON; raises for words that the table does not have."""
+    """Entries from JSON; raises if a field has an unknown value."""
     found = tuple(Entry(**{**row, "given": tuple(row.get("given", ()))}) for row in json.loads(text))
     for entry in found:
         words = (
@@ -103,17 +103,17 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
         )
         for word, known in words:
             if word not in known:
-                raise PosencError(f"{FILE} has {word!r} in {entry.cell}; known: {', '.join(known)}.")
+                raise PosencError(f"{FILE} has the unknown value {word!r} in {entry.cell}. Known: {', '.join(known)}.")
     return found
 
 
 def record_entries(
     new: Iterable[Entry], file: Path | None = None, instead_of: Set[tuple[str, str, str]] = frozenset()
 ) -> tuple[Entry, ...]:
-    """Put measurements into the file, in place of what it says of the same cells; `file`: that of this package.
+    """Write measurements to the file, in place of its entries for the same cells. `file` defaults to the package's.
 
-    `instead_of`: runtime, way and model type whose older measurements all go. What is still found of a cell keeps its
-    note.
+    `instead_of`: runtime, way and model type whose older measurements are all removed. A new entry without a note
+    keeps the old one if the verdict is the same.
     """
     place = file or Path(str(files(__package__).joinpath(FILE)))
     old = {entry.cell: entry for entry in parse_entries(place.read_text(encoding="utf-8"))}
@@ -139,7 +139,7 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def look_up(runtime: str, way: str, architecture: str, kind: str, keys: Set[str] = frozenset()) -> Entry | None:
-    """What is known of a cell: the entry that fits most closely. `keys`: `kinds.keys_of` the config."""
+    """The most specific entry for a cell; None if there is none. `keys` are `kinds.keys_of` the config."""
     fitting = [
         entry
         for entry in entries()
@@ -152,7 +152,7 @@ def look_up(runtime: str, way: str, architecture: str, kind: str, keys: Set[str]
 
 
 def runtime_lines(architecture: str, kind: str, keys: Set[str] = frozenset()) -> dict[str, str]:
-    """One line for each runtime other than transformers: what it makes of a checkpoint, and of its export."""
+    """For each runtime other than transformers, a line that says what it does with a checkpoint and its export."""
     return {
         runtime: _runtime_line(runtime, architecture, kind, keys) for runtime in RUNTIMES if runtime != "transformers"
     }

@@ -1,4 +1,4 @@
-"""Models that come with the package: small, real, and there without a network."""
+"""Small trained models that are part of the package, so that they need no network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NAMES = tuple(sorted(path.parent.name for path in HERE.glob("*/config.json")))
 
 
 def model_path(name: str | os.PathLike[str]) -> str:
-    """Where a model of the package lies; any other name as it is.
+    """The path of a model of this package; any other name unchanged.
 
-    Whatever takes the path of a model asks here, so that such a name is understood everywhere.
+    Everything that takes the path of a model calls this, so that these names work everywhere.
     """
     given = os.fspath(name)
     if given not in NAMES:
@@ -22,7 +22,7 @@ def model_path(name: str | os.PathLike[str]) -> str:
     inside = HERE / given
     if os.path.isdir(given) and not os.path.samefile(given, inside):
         raise PosencError(
-            f"{given!r} is the model inside this package, and there is a folder of that name here too. Write "
+            f"{given!r} names both the model inside this package and a folder here. Write "
             f"{os.path.join(os.curdir, given)} for the folder, or {inside} for the model."
         )
     return str(inside)

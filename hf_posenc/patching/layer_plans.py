@@ -120,13 +120,20 @@ def plan_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, Effe
     parameters = parameters_with_beta(parameters, groups, effects)
     edits: list[Edit] = [
         Swap(stack.config, "rope_parameters", rope_parameters_with(stack.config.rope_parameters, parameters)),
-        Swap(site.owner, site.name, Rotary(rotary_with({}, site, stack).to(device), tells=True), beside=stack.weight),
+        Swap(
+            site.owner,
+            site.name,
+            Rotary(rotary_with({}, site, stack).to(device), carries_positions=True),
+            beside=stack.weight,
+        ),
     ]
     if list(parameters) == [""]:
         edits += entries_for_none(stack.config)
     for group in groups:
         module = rotary_with({group.layer_type: fixed_rotation(effects[group.name])}, site, stack)
-        edits.append(Swap(stack.root, "posenc_rotary" + group.suffix, PlannedRotary(module.to(device), tells=True)))
+        edits.append(
+            Swap(stack.root, "posenc_rotary" + group.suffix, PlannedRotary(module.to(device), carries_positions=True))
+        )
     return edits
 
 
@@ -134,7 +141,7 @@ def plan_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, Eff
     """Where parts of a plan are not rotated as it says."""
     faults = []
     for site in stack.rotaries:
-        if not isinstance(site.module, Rotary) or not site.module.tells:
+        if not isinstance(site.module, Rotary) or not site.module.carries_positions:
             faults.append("the rotary module of the patch was replaced")
     for group in groups:
         rotary, meant = getattr(stack.root, "posenc_rotary" + group.suffix, None), fixed_rotation(effects[group.name])

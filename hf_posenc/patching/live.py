@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..compat.models import carries_adapters
-from ..compat.pytorch import is_compiled, uncompiled
+from ..compat.pytorch import is_compiled, unwrap_compiled
 from ..errors import UnsupportedModel
 from ..runtime.positions import Link
 from .edits import Journal
@@ -19,7 +19,7 @@ from .records import Record
 
 def bare(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT or compiled one, or in a SentenceTransformer."""
-    model = uncompiled(model)
+    model = unwrap_compiled(model)
     if not isinstance(model, PreTrainedModel):
         model = inner_model(model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model

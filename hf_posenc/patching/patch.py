@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..errors import PosencError, suggestion
 from ..runtime.renderings import RENDERINGS
 from ..schemes import Scheme
-from ..schemes.plans import asked_from
+from ..schemes.plans import scheme_or_plan
 from .configs import places_to_patch
 from .edits import Edit
 from .embedders import length_edit
@@ -58,7 +58,7 @@ def patch_model(
     inner = patchable(model)
     before = journal_of(inner)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
-    asked = asked_from(scheme, {**lengths, **options})
+    asked = scheme_or_plan(scheme, {**lengths, **options})
     check_existing(existing)
     journal = None
     try:

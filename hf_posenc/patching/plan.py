@@ -12,7 +12,7 @@ from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
 from ..runtime.positions import Link
 from ..schemes import Scheme
-from ..schemes.plans import BY_LIST, Asked, Draft, Plan
+from ..schemes.plans import BY_LIST, Draft, Plan, SchemeOrDraft
 from .attention import attention_edits, refuse_several_positions
 from .config_plans import check_config_plan, config_plans_for, layer_list_edits
 from .edits import Edit, Hook, Journal, Swap
@@ -37,7 +37,7 @@ Effects = dict[str, Effect]
 
 
 def fit(
-    asked: Asked, where: Places, existing: str | None, layer_types: Any = None
+    asked: SchemeOrDraft, where: Places, existing: str | None, layer_types: Any = None
 ) -> tuple[Scheme, Places, Geometries]:
     """The scheme that was asked for, the places and the geometries on this model.
 

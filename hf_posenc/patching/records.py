@@ -111,7 +111,7 @@ class Record:
         _check_keys(needed, (), ("scheme", "family"), "What a posenc record requires")
         registrar = Origin.from_dict(needed["scheme"]) if "scheme" in needed else None
         is_plan = data["scheme"] == PLAN and version == PLAN_FORMAT
-        scheme_class: type[Scheme] = Plan if is_plan else SCHEMES.meant(data["scheme"], registrar)
+        scheme_class: type[Scheme] = Plan if is_plan else SCHEMES.resolve(data["scheme"], registrar)
         scheme = scheme_class.from_options(data["options"])
         family = read_family(needed["family"]) if "family" in needed else None
         geometries, original = read_geometries(data["geometry"]), read_original(data["original"])
@@ -154,7 +154,7 @@ def read_family(data: Any) -> tuple[str, Origin]:
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise PosencError(f"A family that a posenc record requires has a name, got {data!r}.")
     name, origin = data["name"], Origin.from_dict({k: v for k, v in data.items() if k != "name"})
-    FAMILIES.meant(name, origin)
+    FAMILIES.resolve(name, origin)
     return name, origin
 
 
@@ -171,7 +171,7 @@ def original_values(where: Places, scheme: Scheme | None = None) -> dict[str, An
         values["rope_parameters"] = copy.deepcopy(config.rope_parameters)
     for flag in where.family.flags:
         values[flag] = getattr(config, flag)
-    if scheme is not None and hasattr(config, TUNING) and scheme.tempers:
+    if scheme is not None and hasattr(config, TUNING) and scheme.has_temperature:
         values[TUNING] = getattr(config, TUNING)
     if isinstance(scheme, Plan) and scheme.by == BY_LIST:
         values[BY_LIST] = list(getattr(config, BY_LIST))

@@ -17,7 +17,7 @@ from ..errors import UnsupportedCell, UnsupportedModel
 from ..families import Group, Stack
 from ..families.places import RotarySite
 from ..runtime.rotary import SEALED, STILL, UNROTATED, Rotary, hush_transformers
-from ..schemes.frequencies import MSCALES, as_longrope
+from ..schemes.frequencies import MSCALES, longrope_parameters
 from .edits import Edit, Swap
 from .layers import Changes, changes_between, first_change, layer_edits, layer_faults
 from .other_readers import entries_for_others
@@ -199,7 +199,7 @@ def _by_pairs(
         return None
     original = getattr(group.stack.config, "original_max_position_embeddings", None)  # which Phi's config insists on
     own = {"original_max_position_embeddings": original} if original else {}
-    return {**as_longrope(geometry, pairs, scaling, reach), **own, **pinned}
+    return {**longrope_parameters(geometry, pairs, scaling, reach), **own, **pinned}
 
 
 def _temperature(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,7 +324,9 @@ def module_edits(stack: Stack, modules: list[Any], tells: bool) -> list[Edit]:
     for site, module in zip(stack.rotaries, modules, strict=True):
         device = next(iter(site.module.buffers())).device
         # Our module stays in fp32 when the model is cast, so the family's own one follows the stack's weight instead.
-        edits.append(Swap(site.owner, site.name, Rotary(module.to(device), tells=tells), beside=stack.weight))
+        edits.append(
+            Swap(site.owner, site.name, Rotary(module.to(device), carries_positions=tells), beside=stack.weight)
+        )
     return edits
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..compat.pytorch import Stored
+from ..compat.pytorch import SavableModule
 from ..families import Places
 from ..runtime.positions import SEAL
 from .edits import Swap
@@ -29,7 +29,7 @@ MARKS: dict[str, Any] = {
 SINCE_FORMAT_2 = ("experts_implementation", "pruned_heads")
 
 
-class Seal(Stored):
+class Seal(SavableModule):
     """One number on the base model, which is saved, moved and cast with it, and takes part in nothing."""
 
     weight: Tensor

@@ -80,9 +80,9 @@ def _seated_table(
                 f"This scheme keeps the model's own position table, which ends at {inner.num_embeddings}; a "
                 f"target of {rows} needs another. Leave target_length out, or resize the table with 'learned'."
             )
-        module = source.restored(inner, like) if loaded else source.module(inner, like)
+        module = source.restore(inner, like) if loaded else source.module(inner, like)
         module.sealed = sealed
-    module.take_seat_of(native, stack.offset)
+    module.replace(native, stack.offset)
     return module
 
 
@@ -95,7 +95,7 @@ def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> Repl
     else:
         module = source.module(stand_in if isinstance(source, ComputedSource) else None, like)
         module.sealed = sealed
-    module.take_seat_of(stand_in, stack.offset)
+    module.replace(stand_in, stack.offset)
     return module
 
 
@@ -212,7 +212,7 @@ def _wanted_table(stack: Stack, effect: Effect, inner: Any) -> nn.Module:
         stand_in = inner
     elif stack.table is not None:
         stand_in = nn.Embedding.from_pretrained(like.new_zeros(1, inner.size))
-    wanted: nn.Module = effect.table.restored(stand_in, like)
+    wanted: nn.Module = effect.table.restore(stand_in, like)
     return wanted
 
 

@@ -1,1 +1,1 @@
-"""What runs in the forward of a patched model."""
+"""Code that runs in the forward of a patched model."""

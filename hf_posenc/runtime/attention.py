@@ -1,7 +1,7 @@
-"""The attention functions that patched models run, registered with transformers.
+"""The attention functions of patched models, registered with transformers when this module is imported.
 
-`hf_posenc_sdpa` and `hf_posenc_eager` rotate q and k and add the bias, then call the kernel they are named after. A
-checkpoint that names one of them is refused by a transformers that does not know this package.
+`hf_posenc_sdpa` and `hf_posenc_eager` rotate q and k, add the bias, and call the kernel they are named after.
+transformers without this package does not know these names, and so refuses a checkpoint whose config has one.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def attend(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> Output:
-    """Attention of a patched model: rotate q and k, add the bias, and leave the rest to the kernel.
+    """Attention of a patched model: rotate q and k, add the bias, and let the kernel do the rest.
 
-    `position_bias` is the family's own, where it has one: a patched layer takes none.
+    `position_bias` is the family's own bias, if it has one. A patched layer ignores it.
     """
     link = getattr(module, "posenc_link", None)
     if link is None:
@@ -62,13 +62,13 @@ def attend(
         own = {} if position_bias is None else {"position_bias": position_bias}
         return kernel(module, query, key, value, attention_mask, **own, **kwargs)
     if isinstance(link, GridLink):
-        mask, grid = link.unpacked(attention_mask)
+        mask, grid = link.unpack(attention_mask)
         return kernel(module, *link.rotate(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
     device = query.device.type
     if not torch.is_autocast_enabled(device) or (kernel is kernels.eager and link.shared.pattern is None):
         return _attend(kernel, module, link, query, key, value, attention_mask, posenc_call, **kwargs)
-    # As torch's own attention does there: all in one type, and nothing is cast on the way.
+    # Like torch's own attention under autocast: cast all inputs once, and nothing in between.
     query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
     with torch.autocast(device, enabled=False):
         return _attend(kernel, module, link, query, key, value, attention_mask, posenc_call, **kwargs)
@@ -90,7 +90,8 @@ def _attend(
     if shared.pattern is not None:
         if shared.pattern.causal and mask is not None:
             _refuse_to_look_ahead(mask, call, key.shape[2])
-        unpadded = shared.forgets and call.first_query is None  # the mask knows nothing of what was dropped
+        # The mask does not know which keys a cache of fixed size has dropped.
+        unpadded = shared.forgets and call.first_query is None
         given = (query, key, value, None if unpadded else mask, call, shared)
         return attend_in_zones(module, *given, causal=causal, weighs=kernel is kernels.eager, **kwargs)
     if call.stage is not None:
@@ -99,7 +100,7 @@ def _attend(
         of_query, of_key = call.angles
         query = rotate(query, of_query, shared.layout)
         key = rotate(key, of_key, shared.layout) if call.stored is None else key
-    elif shared.late:
+    elif shared.rotates_after_caching:
         return _attend_in_stages(kernel, module, query, key, value, mask, call, shared, **kwargs)
     if link.bias is None:
         return kernel(module, query, key, value, mask, **kwargs)
@@ -113,7 +114,7 @@ def _attend(
 
 
 def _refuse_to_look_ahead(mask: Tensor, call: Call, keys: int) -> None:
-    """Raise where a mask lets a token see ahead and the pattern would take that away."""
+    """Raise if the mask lets a token see later tokens, which the scheme would hide."""
     if torch.compiler.is_compiling():
         query, key = call.query, call.key(keys)
         if key.shape[1] == mask.shape[3]:
@@ -124,7 +125,7 @@ def _refuse_to_look_ahead(mask: Tensor, call: Call, keys: int) -> None:
 
 
 def _in_one_stage(query: Tensor, key: Tensor, call: Call, shared: Positions) -> tuple[Tensor, Tensor]:
-    """Queries and keys rotated for the stage that all queries of a row are in."""
+    """Rotate queries and keys, where all queries of a row are in one stage (`FollowingRotation`)."""
     assert call.angles is not None
     query, read = rotate(query, call.angles[0], shared.layout), call.keys_read(key)
     if read is None:
@@ -143,7 +144,7 @@ def _attend_in_stages(
     shared: Positions,
     **kwargs: Any,
 ) -> Output:
-    """Keys come as they are from the cache; they are rotated once for each stage that queries of this call are in."""
+    """Attend with queries in several stages: keys, unrotated in the cache, are rotated once for each stage."""
     assert isinstance(shared.rotation, FollowingRotation)
     causal = is_causal(module, kwargs)
     queries, keys = (p.expand(query.shape[0], -1) for p in (call.query, call.key(key.shape[2])))
@@ -188,7 +189,7 @@ def _in_tiles(
 
 
 def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:
-    """Each token's output from the stage that it is in."""
+    """For each token, take the output that was computed for its stage."""
     _, _, (output, weights) = parts[0]
     outputs = output.new_zeros((output.shape[0], length, *output.shape[2:]))
     every = None if weights is None else weights.new_zeros((*weights.shape[:2], length, weights.shape[3]))
@@ -200,20 +201,20 @@ def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:
 
 
 def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool, ahead: bool) -> Tensor:
-    """How many tokens each query sees of its text: up to itself, or to the last one that the mask lets through."""
+    """The number of tokens that each query sees: those up to itself, or up to the last that the mask shows."""
     if causal and not ahead:
         return queries + 1
     if mask is None:
         return (keys.amax(-1, keepdim=True) + 1).expand_as(queries)
     seen = boolean_mask(mask)[:, 0]
     last = torch.where(seen, keys[:, None], -1).amax(-1)
-    if causal:  # positions there do not count padding
+    if causal:  # positions of a decoder do not count padding
         return torch.maximum(queries, last) + 1
-    first = torch.where(seen.any(1), keys, keys.amax() + 1).amin(-1)[:, None]  # padding in front is no text
+    first = torch.where(seen.any(1), keys, keys.amax() + 1).amin(-1)[:, None]  # left padding is not counted
     return last + 1 - first
 
 
 for _name, _kernel, _mask in (("sdpa", kernels.sdpa, sdpa_mask), ("eager", kernels.eager, eager_mask)):
-    # Without its mask function an attention function gets no mask, and padding would be seen in silence.
+    # An attention function without a mask function gets no mask, and padding would be seen without an error.
     AttentionInterface.register(PREFIX + _name, partial(attend, _kernel))
     AttentionMaskInterface.register(PREFIX + _name, keep_padding(_mask))

@@ -1,4 +1,7 @@
-"""What one attention call knows of positions."""
+"""`Call`, the positions of one attention call, and how a cache keeps keys rotated for it.
+
+`positions.py` makes a `Call` before each attention layer, a cache layer completes it, and attention reads it.
+"""
 
 from __future__ import annotations
 
@@ -14,67 +17,67 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Turn(NamedTuple):
-    """A rotation of keys as plain tensors and numbers."""
+    """A rotation of keys as plain tensors and numbers, for a custom operation in a compiled graph."""
 
     at: Tensor
-    """Where keys are rotated to, (batch or 1, keys)."""
+    """The positions to which keys are rotated, (batch or 1, keys)."""
     inv_freq: Tensor
-    """(pairs,), or (batch or 1, 1, pairs)."""
+    """The frequencies, (pairs,) or (batch or 1, 1, pairs)."""
     scaling: float
     layout: str
 
 
 class Reading(NamedTuple):
-    """Keys as attention will read them, which a cache may keep beside the keys as the model made them."""
+    """How keys are rotated when attention reads them. A cache may keep the result beside the unrotated keys."""
 
     by: Any
-    """What they are derived by, compared with `==`: what another scheme derived is not read."""
+    """Identifies the rotation, compared with `==`: keys that another scheme has rotated are not used."""
     derive: Callable[[Tensor, Tensor], Tensor]
-    """From keys and their positions."""
+    """Rotates keys, given their positions."""
     turn: Callable[[Tensor], Turn]
-    """The same rotation, of keys at these positions."""
+    """The same rotation as a `Turn`, for keys at these positions."""
     stage: Tensor | None = None
-    """(batch,) where they hold for one stage of a rotation that follows the length."""
+    """The stage of each row, (batch,), for a rotation that follows the length; otherwise None."""
 
 
 @dataclass(eq=False)
 class Call:
-    """Where queries and keys of an attention call stand. A layer of a cache completes it when it gets the new keys."""
+    """The positions of queries and keys in an attention call. A cache layer completes it when it gets the new keys."""
 
     query: Tensor
     """Positions of the queries, (batch or 1, queries)."""
     keys: Tensor
-    """Positions of the keys, (batch or 1, keys); slots of a static cache that are still empty hold anything."""
+    """Positions of the keys, (batch or 1, keys). For empty slots of a static cache the values mean nothing."""
     first_query: int | None
-    """Which of the keys stands with the first query; None under a static cache, where only the device knows."""
+    """The slot of the key that belongs to the first query; None for a static cache, where only the device knows."""
     angles: tuple[Angles, Angles] | None = None
-    """Of the queries and of the new keys; None where keys are rotated by zone or by stage."""
+    """The angles of the queries and of the new keys; None if keys are rotated by zone or by several stages."""
     stage: Tensor | None = None
-    """(batch or 1,) of the queries, where a rotation follows the length and they are all in the same."""
+    """The stage of the queries, (batch or 1,), if a rotation follows the length and all queries of a row share it."""
     rotate_keys: Callable[[Tensor], Tensor] | None = None
-    """What is done to new keys before they are cached."""
+    """Rotates new keys before they are cached."""
     tracked: Tensor | None = None
-    """The positions that the cache has to keep beside the new keys, where anyone asks for them later."""
-    said: Tensor | None = None
-    """What tokens say of the past by their hidden states, (batch, heads, keys): of the new ones, until a cache adds
-    those that it holds."""
+    """Positions of the new keys that the cache must store; None if they are not needed later."""
+    gates: Tensor | None = None
+    """The gates of tokens, computed from hidden states (`ContentBias`), (batch, heads, keys): those of the new tokens,
+    to which the cache adds those that it holds."""
     sizes: tuple[int, int] | None = None
     """How many first and how many recent tokens a cache of fixed size keeps."""
     reading: Reading | None = None
     stored: Tensor | None = None
-    """The keys that the cache gave back."""
+    """The keys that the cache returned."""
     read: Tensor | None = None
-    """The same keys as `reading` derives them, where the cache keeps them."""
+    """The same keys rotated by `reading`, if the cache keeps them."""
 
     def key(self, length: int) -> Tensor:
         return self.keys[:, :length]
 
     def keys_read(self, key: Tensor) -> Tensor | None:
-        """What the cache keeps for these keys; None if a model has changed them since they came from it."""
+        """The rotated keys that the cache keeps; None if `key` is not the tensor that the cache returned."""
         return self.read if key is self.stored else None
 
     def without_gaps(self, masked: bool) -> bool:
-        """Whether slots tell all distances: positions rise by one, but for padding in front, which a mask hides."""
+        """Whether slots give all distances: positions rise by one, except in left padding that a mask hides."""
         if torch.compiler.is_compiling() or self.first_query is None:
             return False
         steps = self.keys.diff(dim=-1)

@@ -1,8 +1,8 @@
-"""Layers of a cache that hold, beside keys and values, what belongs to each key.
+"""Cache layers that hold further data for each key, beside keys and values.
 
-A cache keeps no positions. What a scheme must know of cached keys is held by the cache's own layers, in companions:
-layers of their own kind that every operation of the cache (reorder, select, repeat, crop, reset, offload, copies)
-reaches too. Nothing is noted anywhere else, so that nothing is left behind.
+A cache of transformers keeps no positions. What a scheme needs for each cached key (its position, a gate, the rotated
+key) is stored in companions: further cache layers inside the cache's own layers. Every operation on the cache
+(reorder, select, repeat, crop, reset, offload, copy) is applied to companions too, so that they stay in step.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ OPERATIONS = (
     *("offload", "prefetch", "reset", "reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices"),
     "activate_past_recording",
 )
-"""What is done to layers of a cache between calls."""
+"""The operations on cache layers that companions must follow."""
 ROOM = 256
-"""Tokens, at most, that a layer has room for beyond those it holds."""
-POSITIONS, READ, STAGE, SAID = "positions", "read", "stage", "said"
+"""The largest number of tokens for which a growing layer reserves memory in advance."""
+POSITIONS, READ, STAGE, GATES = "positions", "read", "stage", "gates"
+"""The names of companions: positions of keys, keys rotated for reading, the stage of these, gates of forgetting."""
 EMPTY = -1
 """The position of a slot that holds padding, and is never seen."""
 LOST = "Fill a new one."
 
 
 class Room:
-    """Memory with space for more tokens than a tensor holds that is its beginning."""
+    """Reserved memory, of which a layer's tensor is a view of the first tokens."""
 
     def __init__(self, memory: Tensor, used: int):
         self.memory = memory
         self.used = used
-        """Slots that somebody has written to: they are never written again, as others may still look at them."""
+        """How many slots were written so far. These are not written again, because other tensors may share them."""
 
 
 class GrowingLayer(DynamicLayer):
-    """A dynamic layer that writes new tokens behind those it has, instead of copying all of them each time."""
+    """A dynamic layer that writes new tokens into reserved memory instead of copying all tokens at each step."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
@@ -60,13 +61,13 @@ class GrowingLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys, values = self._appended("keys", key_states), self._appended("values", value_states)
+        keys, values = self._append("keys", key_states), self._append("values", value_states)
         self.keys, self.values = keys, values
         return keys, values
 
-    def _appended(self, name: str, new: Tensor) -> Tensor:
+    def _append(self, name: str, new: Tensor) -> Tensor:
         held: Tensor = getattr(self, name)
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():  # what gradients go through is not written over
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():  # autograd needs tensors that are not changed
             return torch.cat([held, new], -2) if held.ndim == new.ndim else new
         room, count = self.rooms.get(name), held.shape[-2] if held.ndim == new.ndim else 0
         end = count + new.shape[-2]
@@ -91,7 +92,7 @@ class GrowingLayer(DynamicLayer):
 
 
 def _has_room(held: Tensor, new: Tensor, room: Room) -> bool:
-    """Whether new tokens can be written behind the held ones, in the memory that these are in already."""
+    """Whether new tokens can be written behind the held ones, in the same reserved memory."""
     memory = room.memory
     if memory.is_inference() and not torch.is_inference_mode_enabled():
         return False
@@ -102,13 +103,13 @@ def _has_room(held: Tensor, new: Tensor, room: Room) -> bool:
 
 
 class SinkLayer(DynamicLayer):
-    """Keeps the first tokens of a text and the most recent ones; counts all that it was ever given."""
+    """A layer that keeps the first tokens of a text and the most recent ones, and counts all that it was given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.given = 0
         self.keep: Tensor | None = None
-        """Per row, the slots to keep after the next update; None keeps all."""
+        """For each row, the slots to keep after the next update; None keeps all."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = super().update(key_states, value_states)
@@ -119,7 +120,7 @@ class SinkLayer(DynamicLayer):
 
     @property
     def held(self) -> int:
-        """How many tokens of each row it holds."""
+        """The number of tokens that it holds of each row."""
         return self.keys.shape[-2] if self.keys is not None and self.keys.ndim > 1 else 0
 
     def get_seq_length(self) -> int:
@@ -135,26 +136,26 @@ class SinkLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         if self.given > self.held:
-            raise PosencError("A streaming cache has dropped tokens and cannot be cut back; fill a new one.")
+            raise PosencError("A streaming cache has dropped tokens and cannot be cropped. " + LOST)
         super().crop(tokens_to_remove)
         self.given = self.held
 
 
 def select_slots(x: Tensor, slots: Tensor) -> Tensor:
-    """(batch, heads, keys, channels) -> those in the slots of each row."""
-    if len(x) == len(slots) == 1:  # whole vectors, where gathering asks for the place of each number
+    """The keys or values in the slots of each row: (batch, heads, keys, channels), (batch, slots)."""
+    if len(x) == len(slots) == 1:  # faster: copies whole vectors, where gather looks up each number
         return x.index_select(2, slots[0])
     return x.gather(2, slots[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3]))
 
 
 def slots_to_keep(positions: Tensor, first: int, recent: int) -> Tensor | None:
-    """Per row, which slots a cache keeps: those of the first tokens that are no padding, and the last ones."""
+    """For each row, the slots that a cache of fixed size keeps: the first tokens after the padding, and the last."""
     length = positions.shape[1]
     if length <= first + recent:
         return None
     slots = torch.arange(length, device=positions.device).expand_as(positions)
     empty = positions == EMPTY
-    order = torch.where(empty, slots - length, slots).sort(-1).indices  # padding first, the text as it was
+    order = torch.where(empty, slots - length, slots).sort(-1).indices  # padding first, then the text in order
     padding = empty.sum(-1, keepdim=True)
     start = torch.where(length - padding > first + recent, padding, length - first - recent)
     sinks = order.gather(1, start + torch.arange(first, device=positions.device))
@@ -162,33 +163,33 @@ def slots_to_keep(positions: Tensor, first: int, recent: int) -> Tensor | None:
 
 
 class CarryingLayer(CacheLayerMixin):
-    """What a layer of a cache becomes when a patched model writes to it."""
+    """Mixed into a cache layer when a patched model writes to it (`carrying_class`): adds companions."""
 
     companions: dict[str, Any]
-    """Layers of what belongs to each key, as keys of one head: always its position, perhaps what it is read as."""
+    """Cache layers by name, each of which holds data for every key as if it were keys."""
     call: Call | None = None
-    """What the next update completes; then what the last one did, for layers that read the same keys."""
+    """Set before an update, which completes it. It stays, for layers that share these keys."""
     derived_by: Any = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         call, start = self.call, self.get_seq_length()
-        if call is None or call.stored is not None:  # somebody else writes: what it writes has no positions here
+        if call is None or call.stored is not None:  # not written by a patched layer: nothing to track
             return super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
         if call.rotate_keys is not None:
             key_states = call.rotate_keys(key_states)
         if call.sizes is not None:
-            self._choose(call)
+            self._choose_slots(call)
         if call.tracked is not None:
-            call.keys = self._tracked(call.tracked.expand(len(key_states), -1), start)
-        if call.said is not None:
-            call.said = self._said(call.said[..., None], start)
+            call.keys = self._track_positions(call.tracked.expand(len(key_states), -1), start)
+        if call.gates is not None:
+            call.gates = self._track_gates(call.gates[..., None], start)
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
-        call.read = self._read(call, key_states.shape[2], keys)
+        call.read = self._read_keys(call, key_states.shape[2], keys)
         call.stored, call.rotate_keys, call.reading = keys, None, None
         return keys, values
 
-    def _tracked(self, positions: Tensor, start: Any) -> Tensor:
-        """Note where new keys stand, and say where all stand that the update will give back."""
+    def _track_positions(self, positions: Tensor, start: Any) -> Tensor:
+        """Store the positions of new keys, and return those of all keys that the update returns."""
         places = self.companions.get(POSITIONS)
         if places is None:
             places = self.companions[POSITIONS] = companion(self)
@@ -211,9 +212,9 @@ class CarryingLayer(CacheLayerMixin):
         new = positions.long()[:, None, :, None]
         return places.update(new, new[..., :0])[0][:, 0, :, 0]
 
-    def _said(self, new: Tensor, start: Any) -> Tensor:
-        """Note what new tokens say of the past, and give what all say that the update will give back."""
-        kept = self.companions.get(SAID)
+    def _track_gates(self, new: Tensor, start: Any) -> Tensor:
+        """Store the gates of new tokens, and return those of all keys that the update returns."""
+        kept = self.companions.get(GATES)
         held = kept.get_seq_length() if kept is not None else 0
         compiled = torch.compiler.is_compiling() and isinstance(start, Tensor)  # known to the device only
         if not compiled and int(held) != int(start):
@@ -222,25 +223,27 @@ class CarryingLayer(CacheLayerMixin):
                 f"model has written to it, or it was changed in a way that loses that. {LOST}"
             )
         if kept is None:
-            kept = self.companions[SAID] = companion(self)
-        said: Tensor = kept.update(new, new[..., :0])[0][..., 0]
-        return said
+            kept = self.companions[GATES] = companion(self)
+        gates: Tensor = kept.update(new, new[..., :0])[0][..., 0]
+        return gates
 
-    def _read(self, call: Call, new: int, keys: Tensor) -> Tensor | None:
-        """All keys as they are read. Those that were derived before are kept as long as they hold."""
+    def _read_keys(self, call: Call, new: int, keys: Tensor) -> Tensor | None:
+        """All keys, rotated as attention reads them; None if the cache does not keep them so. Keys that were rotated
+        in earlier calls are used again while they are still valid."""
         reading, fixed = call.reading, isinstance(self, STATIC)
         kept = isinstance(self, GrowingLayer) or (fixed and not torch.is_grad_enabled())
         graph = fixed and torch.compiler.is_compiling()
-        waits = keys.device.type != "cpu" or torch.compiler.is_exporting()  # or is to run without this package
+        # The operation for graphs reads a value of the device; an exported graph runs without this package.
+        waits = keys.device.type != "cpu" or torch.compiler.is_exporting()
         if reading is None or not kept or (graph and waits):
             self.companions.pop(READ, None)
             self.companions.pop(STAGE, None)
             return None
         if graph:
-            return self._read_in_a_graph(reading, new, keys, call.keys)
+            return self._read_keys_in_graph(reading, new, keys, call.keys)
         end = int(self.get_seq_length()) if fixed else keys.shape[2]
         start = end - new
-        if not self._holds(reading, start):
+        if not self._still_valid(reading, start):
             self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
             self.derived_by, start = reading.by, 0
         added = reading.derive(keys[:, :, start:end], call.keys[:, start:end])
@@ -250,7 +253,7 @@ class CarryingLayer(CacheLayerMixin):
         read: Tensor = self.companions[READ].update(added, added[..., :0])[0]
         return read
 
-    def _read_in_a_graph(self, reading: Reading, new: int, keys: Tensor, places: Tensor) -> Tensor:
+    def _read_keys_in_graph(self, reading: Reading, new: int, keys: Tensor, places: Tensor) -> Tensor:
         if READ not in self.companions or self.derived_by != reading.by:
             self.companions[READ], self.companions[STAGE] = companion(self), companion(self)
             self.derived_by = reading.by
@@ -258,20 +261,20 @@ class CarryingLayer(CacheLayerMixin):
         slots = torch.arange(-new, 0, device=keys.device) + self.get_seq_length()
         return rotated_keys.update_keys(self.companions[READ], self.companions[STAGE], reading, keys, places, slots)
 
-    def _holds(self, reading: Reading, count: int) -> bool:
-        """Whether so many keys were derived before as they would be now."""
+    def _still_valid(self, reading: Reading, count: int) -> bool:
+        """Whether exactly `count` keys are stored, rotated as `reading` would rotate them now."""
         kept = self.companions.get(READ)
         if kept is None or self.derived_by != reading.by or count == 0 or kept.get_seq_length() != count:
             return False
         behind = kept.keys if isinstance(kept, StaticLayer) else None
         if behind is not None and behind.is_inference() and not torch.is_inference_mode_enabled():
-            return False  # nobody may write behind them
+            return False  # inference tensors cannot be written outside inference mode
         if reading.stage is None:
             return True
         return bool((self.companions[STAGE].keys[:, 0, :count, 0] == reading.stage[:, None]).all())
 
-    def _choose(self, call: Call) -> None:
-        """Which slots a cache of fixed size keeps."""
+    def _choose_slots(self, call: Call) -> None:
+        """Choose the slots that a cache of fixed size keeps after this update."""
         assert call.tracked is not None and call.sizes is not None
         places: Any = self.companions.setdefault(POSITIONS, SinkLayer())
         every = call.tracked
@@ -292,7 +295,7 @@ def _rebuild(kind: type) -> Any:
 
 
 def companion(layer: Any) -> Any:
-    """A layer that keeps the same slots as another one."""
+    """A new layer that keeps the same slots as the given one."""
     if isinstance(layer, StaticSlidingWindowLayer):
         return StaticSlidingWindowLayer(max_cache_len=layer.max_cache_len, sliding_window=layer.max_cache_len)
     if isinstance(layer, StaticLayer):
@@ -305,8 +308,8 @@ def companion(layer: Any) -> Any:
 
 
 def _assume_no_gap(places: Any, positions: Tensor, start: Any) -> None:
-    """What somebody else put into the cache is taken to run up to this text without a gap."""
-    if isinstance(start, Tensor):  # a static cache: how much it holds is known to the device only
+    """Give positions to keys that were cached before the model was patched: they run up to this text without a gap."""
+    if isinstance(start, Tensor):  # a static cache: only the device knows how much it holds
         end = places.max_cache_len
         run = (positions[:, :1].long() - start + torch.arange(end, device=positions.device))[:, None, :, None]
         places.lazy_initialization(run, run[..., :0])
@@ -319,9 +322,9 @@ def _assume_no_gap(places: Any, positions: Tensor, start: Any) -> None:
 
 @cache
 def carrying_class(kind: Any) -> Any:
-    """The kind of layer that holds companions and is otherwise of this kind."""
+    """The subclass of a kind of cache layer that also holds companions."""
     moved = {name: _with_companions(getattr(kind, name)) for name in OPERATIONS if hasattr(kind, name)}
-    # A layer type would be registered with transformers in the place of the model's own.
+    # With a layer type the class would replace the model's own one in transformers' table.
     return type(f"Carrying{kind.__name__}", (CarryingLayer, kind), {**moved, **UNREGISTERED})
 
 
@@ -336,15 +339,15 @@ def _with_companions(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 DYNAMIC, STATIC, FORGETTING = carrying_class(GrowingLayer), carrying_class(StaticLayer), carrying_class(SinkLayer)
-"""The usual ones, made beforehand: a compiler cannot make classes."""
+"""The usual classes, created in advance because a compiler cannot create classes."""
 
 
 def prepare_layer(cache: Any, slot: int, forgets: bool = False) -> Any:
-    """The layer of a cache at this place, as one that carries companions."""
+    """The layer of a cache at this index, replaced by one that carries companions if it is not one yet."""
     if not hasattr(cache, "layers"):
         raise PosencError(
-            f"This scheme must know where the keys of a cache stand, and a {type(cache).__name__} has no layers that "
-            "could keep it. Pass a Cache of transformers, or none."
+            f"This scheme needs the positions of cached keys, and a {type(cache).__name__} has no layers that could "
+            "keep them. Pass a Cache of transformers, or none."
         )
     layer = layer_at(cache, slot)
     if isinstance(layer, CarryingLayer) and isinstance(layer, SinkLayer) == forgets:
@@ -370,13 +373,13 @@ def prepare_layer(cache: Any, slot: int, forgets: bool = False) -> Any:
 def _refuse_to_forget(cache: Any, layer: Any) -> None:
     if not isinstance(cache, DynamicCache):
         raise PosencError(
-            f"'streaming' keeps a cache of fixed size by itself, in the place of a DynamicCache; a "
-            f"{type(cache).__name__} was given. Pass none, or an empty DynamicCache."
+            f"'streaming' makes its own cache of fixed size out of a DynamicCache, and got a {type(cache).__name__}. "
+            "Pass no cache, or an empty DynamicCache."
         )
     if type(layer) not in (DynamicLayer, DYNAMIC):
         raise PosencError(
-            f"'streaming' drops keys from a cache, and this model's holds a {type(layer).__name__}, which keeps more "
-            "than keys and values."
+            f"'streaming' drops keys from the cache, and this model's cache has a {type(layer).__name__}, which keeps "
+            "more than keys and values. Use another scheme, such as 'self_extend'."
         )
     if layer.get_seq_length():
         raise PosencError(

@@ -1,5 +1,8 @@
-"""Attention of a few queries in a compiled graph, which cannot look at numbers: zones of so many keys at most take as
-many slots as that, which the device finds; the others take all slots."""
+"""Attention of a few queries in zones, in a compiled graph. `zones.py` calls `attend`.
+
+A compiled graph cannot look at values. A zone with a largest number of keys (`Zone.most`) gets that many slots, which
+the device finds; other zones are computed over all slots.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ def attend(work: Any) -> Tensor:
     wide: list[Zone] = []
     for zone in work.pattern.zones(work.at, work.keys_at):
         zone = zone._replace(seen=zone.seen & (work.keys_at >= 0)[:, None, :])
-        (wide if zone.kept or _slots_needed(work, zone) is None else narrow).append(zone)
+        (wide if zone.from_cache or _slots_needed(work, zone) is None else narrow).append(zone)
     parts = [_part_of_slots(work, zone) for zone in narrow]
     return join_parts(work, [*parts, *([_part_of_all(work, wide)] if wide else [])])
 
 
 def _slots_needed(work: Any, zone: Zone) -> int | None:
-    """How many slots hold the keys of a zone; None if it takes all."""
+    """The number of slots that surely hold all keys of a zone; None if it takes all slots."""
     if zone.most is None:
         return None
     room: int = zone.most + work.query.shape[2] - 1
@@ -42,7 +45,7 @@ def _slots_needed(work: Any, zone: Zone) -> int | None:
 
 
 def _part_of_slots(work: Any, zone: Zone) -> Part:
-    """A zone over those slots alone that any of its queries sees."""
+    """One zone, over the slots that any of its queries sees."""
     room, batch = _slots_needed(work, zone), len(work.query)
     assert room is not None
     seen = zone.seen.expand(batch, -1, -1)
@@ -66,15 +69,15 @@ def _part_of_slots(work: Any, zone: Zone) -> Part:
 
 
 def _gather_columns(x: Tensor, at: Tensor) -> Tensor:
-    """Those of a matrix of queries and keys, with the same of all before it."""
+    """The columns `at` of a matrix of queries and keys; dimensions before the queries are broadcast."""
     return x.gather(-1, at.expand(*x.shape[:-1], -1))
 
 
 def _part_of_all(work: Any, zones: Sequence[Zone]) -> Part:
-    """Zones over all slots. Those whose keys are rotated alike are one product."""
+    """Several zones, over all slots. Zones with the same rotated keys are computed as one product."""
     scores: Tensor | None = None
-    kept = [zone for zone in zones if zone.kept]
-    for alike in [*([kept] if kept else []), *([zone] for zone in zones if not zone.kept)]:
+    kept = [zone for zone in zones if zone.from_cache]
+    for alike in [*([kept] if kept else []), *([zone] for zone in zones if not zone.from_cache)]:
         turned = [rotate_to_zone(work, zone, ALL) for zone in alike]
         product = scaled_products(work, torch.cat([query for query, _ in turned], 2), turned[0][1])
         for zone, found in zip(alike, product.chunk(len(alike), 2), strict=True):

@@ -1,5 +1,8 @@
-"""Attention of a few queries, as in decoding: their scores are small enough to be written out, and each zone is taken
-over the keys that are in it and no others. Keys come as the cache keeps them, or are rotated if they are few."""
+"""Attention of a few queries in zones, as in decoding. `zones.py` calls `attend`.
+
+All scores are written out, and each zone is computed over its own keys only. Rotated keys come from the cache if it
+keeps them, and are rotated here otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,25 @@ from ..core.patterns import Zone
 from .rotation import rotate
 
 Slots = slice | Tensor
-"""Keys that lie side by side, which is a view of them, or others, which is a copy."""
+"""Indices of keys: a slice gives a view, a tensor a copy."""
 
 
 class Part(NamedTuple):
-    """Scores of some keys, (batch, heads, queries, keys), and the values of these keys."""
+    """The scores of some keys, (batch, heads, queries, keys), and the values of these keys."""
 
     scores: Tensor
     value: Tensor
 
 
 def can_attend(work: Any) -> bool:
+    """Whether this way fits a call, which is a `zones.Work`."""
     return not torch.compiler.is_exporting() and work.dropout == 0.0
 
 
 def attend(work: Any) -> Tensor:
     """(batch, heads, queries, channels)."""
     parts = _zone_parts(work)
-    if not parts:  # a row of padding alone
+    if not parts:  # all queries are padding
         return work.query.new_zeros((*work.query.shape[:3], work.value.shape[-1]))
     return join_parts(work, parts)
 
@@ -57,7 +61,7 @@ def _zone_parts(work: Any) -> list[Part]:
 
 
 def _seen_slots(seen: Tensor) -> Slots | None:
-    """The keys that any query of any row sees."""
+    """The slots of the keys that any query of any row sees; None if there are none."""
     found = seen.flatten(0, 1).any(0).nonzero()[:, 0]
     if not len(found):
         return None
@@ -71,7 +75,7 @@ def group_heads(x: Tensor, key: Tensor) -> Tensor:
 
 
 def scaled_products(work: Any, query: Tensor, key: Tensor) -> Tensor:
-    """Of rotated queries and keys, scaled and capped, (batch, heads, queries, keys) in fp32."""
+    """The scores of rotated queries and keys, scaled and soft-capped, (batch, heads, queries, keys) in fp32."""
     found = (group_heads(query, key) @ key.transpose(2, 3)).float() * work.scaling
     if work.softcap is not None:
         found = torch.tanh(found / work.softcap) * work.softcap
@@ -79,7 +83,7 @@ def scaled_products(work: Any, query: Tensor, key: Tensor) -> Tensor:
 
 
 def hide_unseen(work: Any, scores: Tensor, seen: Tensor, here: Slots) -> Tensor:
-    """The same; the least number where a pair is not in the zone or masked."""
+    """The scores, with the lowest finite number where a pair is not in the zone or is masked."""
     least = torch.finfo(torch.float32).min
     scores = torch.where(seen[:, None], scores, least)
     if work.mask is None:
@@ -89,14 +93,14 @@ def hide_unseen(work: Any, scores: Tensor, seen: Tensor, here: Slots) -> Tensor:
 
 
 def rotate_to_zone(work: Any, zone: Zone, here: Slots) -> tuple[Tensor, Tensor]:
-    """The queries, and the keys in these slots, rotated to where the zone has them stand."""
+    """The queries, and the keys in these slots, rotated to their positions in the zone."""
     shared = work.shared
     if shared.rotation is None:
         return work.query, work.key[:, :, here]
     angles = shared.angles(zone.query)
-    if zone.kept and work.read is not None:
+    if zone.from_cache and work.read is not None:
         return rotate(work.query, angles, shared.layout), work.read[:, :, here]
-    if zone.still:  # keys are not rotated; what scales their rotated channels is a number, which queries can take
+    if zone.still:  # keys are not rotated; queries take the keys' attention scaling as well
         cos, sin = (part * shared.rotation.attention_scaling for part in angles)
         return rotate(work.query, (cos, sin), shared.layout), work.key[:, :, here]
     keys = rotate(work.key[:, :, here], shared.angles(zone.key[:, here]), shared.layout)

@@ -1,7 +1,7 @@
-"""Attention with a number per key that is found from hidden states: forgetting, rendered as ALiBi is.
+"""Attention with a number per key from hidden states (FoX, CABLE), which is added in the same ways as ALiBi's bias.
 
-The number is a channel more of keys, for any kernel and with the gradients that autograd gives; where nothing trains,
-torch's kernel for CPUs adds it beside its own causal mask.
+The number becomes extra channels of keys, which works with any kernel and with autograd. Without training, torch's
+kernel for CPUs adds it together with its own causal mask.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from . import flash
 from .attention_call import Call
 
 RANGE = 256.0
-"""Moved from keys to queries: fp16 ends at 65,504."""
+"""A factor moved from keys to queries, because fp16 ends at 65,504."""
 PARTS = {torch.bfloat16: 3, torch.float16: 3}
-"""Channels that hold a number of fp32."""
+"""How many channels of a dtype hold a number of fp32."""
 RENDERINGS = ("row", "columns")
 
 
 def key_biases(call: Call, keys: int) -> Tensor:
-    """The bias of each key, up to a constant per row, (batch, heads, keys): the sum of what the tokens up to it say of
-    the past, negated, and counted from the middle, so that small numbers round less."""
-    assert call.said is not None
-    sums = call.said[..., :keys].cumsum(-1)
+    """The bias of each key, up to a constant per row, (batch, heads, keys): the negated sum of the gates up to it. The
+    middle of the range is subtracted, so that smaller numbers are rounded."""
+    assert call.gates is not None
+    sums = call.gates[..., :keys].cumsum(-1)
     return (sums[..., -1:] + sums[..., :1]).detach() / 2 - sums
 
 
@@ -43,7 +43,9 @@ def attend(
 ) -> Tensor:
     """(batch, queries, heads, channels)."""
     if rendering not in (None, *RENDERINGS):
-        raise PosencError(f"The rendering {rendering!r} does not fit this scheme; it has {', '.join(RENDERINGS)}.")
+        raise PosencError(
+            f"The rendering {rendering!r} does not fit this scheme. Choose one of: {', '.join(RENDERINGS)}."
+        )
     numbers, groups = key_biases(call, key.shape[2]), query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     inputs = (query, key, value, numbers)
@@ -54,12 +56,14 @@ def attend(
             row = numbers[:, :, None].expand(-1, -1, query.shape[2], -1)
             return flash.flash(query, key, value, row, True, scaling)[0].transpose(1, 2).contiguous()
     elif rendering == "row":
-        raise PosencError("The rendering 'row' does not fit this call; set_rendering(model, None) lets us choose.")
+        raise PosencError(
+            "The rendering 'row' does not fit this call. set_rendering(model, None) lets the package choose."
+        )
     columns = _parts(numbers / (scaling * RANGE), query.dtype)
     size, more = value.shape[-1], columns.shape[-1]
     query = torch.cat([query, query.new_full((*query.shape[:3], more), RANGE)], -1)
     key = torch.cat([key, columns], -1)
-    value = F.pad(value, (0, query.shape[-1] - size))  # kernels want one size for all three
+    value = F.pad(value, (0, query.shape[-1] - size))  # kernels need the same size for q, k and v
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scaling
     )
@@ -67,7 +71,7 @@ def attend(
 
 
 def _parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers as channels of `dtype` that add up to them, (..., channels)."""
+    """Numbers as a sum of several of `dtype`, one in each channel: (..., channels)."""
     parts, rest = [], numbers
     for _ in range(PARTS.get(dtype, 1)):
         parts.append(rest.to(dtype))

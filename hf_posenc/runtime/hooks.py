@@ -1,4 +1,4 @@
-"""What runs before some modules of a patched model: each finds what it needs on the module itself."""
+"""Forward pre-hooks of modules of a patched model. Each finds what it needs as attributes of its module."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from .positions import named_arguments, positions_in
 
 
 def before_first_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Adds the vectors of the positions to the input, on families that have no table of their own."""
+    """Adds the vectors of a table to the input of the first layer, on families that have no table of their own."""
     given, name = named_arguments(layer, args, kwargs), argument_names(layer)[0]
     states, positions = given[name], positions_in(given)
     if positions is None:
-        raise PosencError(f"{type(layer).__name__} is not told positions, and a table of them was put before it.")
+        raise PosencError(
+            f"{type(layer).__name__} was called without position_ids, which the table before it needs. Call the "
+            "model, or pass position_ids."
+        )
     added = layer.posenc_link.root.posenc_table(positions).to(states.device)
     if states.ndim > added.ndim and layer.posenc_link.root.config.model_type not in STATES_FIRST:
-        added = added.unsqueeze(-2)  # several states for each token
+        added = added.unsqueeze(-2)  # the layer has several states for each token
     return (), {**given, name: states + added}
 
 
 def before_embeddings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Positions and token types made to measure, where the module would take them from buffers that end."""
+    """Passes position ids and token types to embeddings that would take them from buffers of a fixed length."""
     kwargs = named_arguments(module, args, kwargs)
     given = kwargs.get("input_ids")
     shape = given.shape if given is not None else kwargs["inputs_embeds"].shape[:2]
@@ -40,7 +43,7 @@ def before_embeddings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def before_biased_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Takes the family's own position bias away from an attention layer."""
+    """Replaces the family's own position bias by a blank one."""
     kwargs = named_arguments(module, args, kwargs)
     family = module.posenc_family
     kwargs[family.bias] = family.blank(kwargs.get(family.bias))

@@ -1,4 +1,7 @@
-"""Patterns and stages of whole texts as tiles, and the texts that the rows of a call hold."""
+"""Plans of tiles (`tiles.py`) for patterns and stages, and the search for whole texts in the rows of a call.
+
+Attention asks `plan_job` first; where it gives None, the call is computed in a slower way.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from .rotation import rotate
 from .tiles import Job, Keys, Queries, Run, Span, Tile, band, beyond, blocks, plain
 
 BLOCK = 512
-"""Queries whose part of a mask is looked at together."""
+"""How many queries of a mask are looked at together, to limit memory."""
 NOTE = "posenc_texts"
-"""Where a mask carries what was found about it, for the other layers of a pass."""
+"""The attribute by which a mask carries the texts found in it, for the other layers of a pass."""
 
 
 def plan_job(
@@ -34,14 +37,14 @@ def plan_job(
     shared: Positions,
     scaling: float,
 ) -> Job | None:
-    """A causal call in tiles, where they fit: whole texts, on a device whose kernel tells its sums."""
+    """The tiles of a causal call; None unless it has whole texts and a kernel that returns the log-sum-exp."""
     pattern, square = shared.pattern, query.shape[2] == key.shape[2] > 1
     if torch.compiler.is_compiling() or not square or not fits(query, value):
         return None
     if pattern is not None and not can_tile(pattern):
         return None
     found = find_texts(mask, at, len(query))
-    alike = (keys_at == at) | (keys_at < 0)  # keys of padding may stand nowhere
+    alike = (keys_at == at) | (keys_at < 0)  # keys of padding may have no position
     if found is None or not bool(alike.all()):
         return None
     if (
@@ -67,19 +70,19 @@ def _text_positions(at: Tensor, text: Span) -> Tensor:
 
 
 def can_tile(pattern: Pattern) -> bool:
-    """Whether a pattern can be laid out in tiles."""
+    """Whether a pattern can be divided into tiles."""
     if isinstance(pattern, Scattered):
         return pattern.causal and pattern.stride is None and not pattern.random_blocks
     return isinstance(pattern, (Banded, Chunked)) and pattern.causal
 
 
 def is_shift_free(pattern: Pattern) -> bool:
-    """Whether the tiles of a text are the same wherever it begins to count."""
+    """Whether the tiles of a text do not depend on the position of its first token."""
     return isinstance(pattern, Banded) and (pattern.far is None or pattern.far.first is None)
 
 
 def layout(shared: Positions, at: Tensor) -> Sequence[Keys]:
-    """The tiles of one text whose tokens stand at these positions, (batch or 1, tokens)."""
+    """The tiles of one text with these positions, (batch or 1, tokens)."""
     if isinstance(shared.rotation, FollowingRotation):
         return _stage_layout(shared, shared.rotation, at)
     pattern = shared.pattern
@@ -125,7 +128,7 @@ def _chunk_layout(pattern: Chunked, shared: Positions, at: Tensor) -> Sequence[K
 
 
 def _stage_layout(shared: Positions, rotation: FollowingRotation, at: Tensor) -> Sequence[Keys]:
-    """Tokens of one stage after the other, each with keys that are rotated for its stage."""
+    """The tiles of one stage after the other, each with the keys rotated for that stage."""
     stages = rotation.stage(at[:1] + 1)[0]
     _, counts = stages.unique_consecutive(return_counts=True)
     found, start = [], 0
@@ -145,7 +148,7 @@ def _stage_layout(shared: Positions, rotation: FollowingRotation, at: Tensor) ->
 
 
 class _Note(NamedTuple):
-    """What was found about a mask, and for which positions: one that is used again may come with others."""
+    """The texts found in a mask, and the positions for which they hold. A mask may be used again with others."""
 
     version: int
     at: Tensor
@@ -153,8 +156,11 @@ class _Note(NamedTuple):
 
 
 def find_texts(mask: Tensor | None, at: Tensor, batch: int) -> list[Span] | None:
-    """The texts in the rows of a causal call without a cache: stretches of tokens at positions that rise by one, each
-    of which sees those of its own text up to itself, and no others. None if something else is seen."""
+    """The texts in the rows of a causal call without a cache, such as packed rows; None if the mask has another form.
+
+    A text is a run of tokens whose positions rise by one, and in which each token sees those up to itself and nothing
+    else.
+    """
     if mask is None:
         if not bool((at.diff(dim=-1) == 1).all()):
             return None
@@ -163,7 +169,7 @@ def find_texts(mask: Tensor | None, at: Tensor, batch: int) -> list[Span] | None
     if noted is not None and noted.version == changes_of(mask) and torch.equal(noted.at, at):
         return noted.found
     found = _texts_of_mask(mask, at.expand(batch, -1))
-    if not mask.is_inference():  # such a mask does not say whether it was changed
+    if not mask.is_inference():  # inference tensors do not count their changes
         setattr(mask, NOTE, _Note(changes_of(mask), at.clone(), found))
     return found
 
@@ -172,7 +178,7 @@ def _texts_of_mask(mask: Tensor, at: Tensor) -> list[Span] | None:
     if mask.shape[1] != 1 or mask.shape[2] != mask.shape[3] or mask.shape[2] != at.shape[1]:
         return None
     seen = mask if mask.dtype == torch.bool else mask == 0
-    if seen is not mask and not torch.equal(seen, boolean_mask(mask)):  # it adds something to what is seen
+    if seen is not mask and not torch.equal(seen, boolean_mask(mask)):  # the mask also carries a bias
         return None
     seen = seen[:, 0].expand(len(at), -1, -1)
     real = seen.diagonal(dim1=1, dim2=2)
@@ -191,14 +197,14 @@ def _texts_of_mask(mask: Tensor, at: Tensor) -> list[Span] | None:
 
 
 def _only_padding(seen: Tensor, real: Tensor, padding: Tensor | None) -> bool:
-    """Whether tokens that do not see themselves are padding, whose outputs nobody reads, or see nothing."""
+    """Whether tokens that do not see themselves are padding (whose outputs are not used) or see nothing."""
     if padding is not None and padding.shape == real.shape:
         real = real | padding
     return not any(bool(rows[~own].any()) for rows, own in zip(seen, real, strict=True))
 
 
 def _merge_rows(found: list[Span], at: Tensor) -> list[Span]:
-    """All rows at once, where they hold one text each, of the same tokens at the same positions."""
+    """Merge rows into one span if each holds one text, in the same slots and at the same positions."""
     if [span.rows.start for span in found] != list(range(found[-1].rows.stop if found else 0)):
         return found
     if len({(span.tokens.start, span.tokens.stop) for span in found}) != 1 or bool((at[:, 0] != at[0, 0]).any()):
@@ -207,7 +213,7 @@ def _merge_rows(found: list[Span], at: Tensor) -> list[Span]:
 
 
 def _sees_only_itself(seen: Tensor, tokens: slice) -> bool:
-    """Whether tokens of a row see those of the same text up to themselves, and no others."""
+    """Whether each token of a text sees the tokens of that text up to itself, and nothing else."""
     for start in range(tokens.start, tokens.stop, BLOCK):
         rows = seen[start : min(start + BLOCK, tokens.stop)]
         end = start + len(rows)

@@ -1,4 +1,4 @@
-"""What a mask lets through: masks in the form that kernels want, and what shortcuts must know about them."""
+"""Masks in the form that kernels need, and facts about a mask (`Sight`) on which shortcuts depend."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from ..compat.pytorch import changes_of
 from .attention_call import Call
 
 BLOCK = 512
-"""Queries whose part of a mask is looked at together."""
+"""How many queries of a mask are looked at together, to limit memory."""
 NOTE = "posenc_sight"
-"""Where a mask carries what was found about it, for the other layers of a pass."""
+"""The attribute by which a mask carries the facts found about it, for the other layers of a pass."""
 PADDING = "posenc_padding"
-"""Where a mask that was made of which tokens are padding carries which they are."""
+"""The attribute by which a mask carries which tokens are padding, if it was made from that."""
 
 
 class Sight(NamedTuple):
-    """What is true of all pairs of a query and a key that it sees."""
+    """Facts that hold for all pairs of a query and a key that the mask shows."""
 
     behind: bool
-    """No key's position is greater than its query's."""
+    """The position of the key is at most that of the query."""
     earlier: bool
-    """No key came after its query: by slots; by positions under a static cache, where only the device knows slots."""
+    """The key does not come after the query, by slots. With a static cache, where only the device knows the slot of a
+    query, by positions."""
     gapless: bool
-    """The distance of positions is that of slots."""
+    """The distance in positions equals the distance in slots."""
 
 
 UNKNOWN = Sight(False, False, False)
 
 
 class Note(NamedTuple):
-    """What was found about a mask, and about which positions: a mask that is used again may be told others."""
+    """The facts found about a mask, and the positions for which they hold. A mask may be used again with others."""
 
     version: int
     query: Tensor
@@ -48,8 +49,8 @@ class Note(NamedTuple):
 
 
 def sight(mask: Tensor | None, causal: bool, call: Call, keys: int) -> Sight:
-    """What is seen in an attention call. `causal`: query i sees keys 0..i, there being no mask that says so."""
-    if torch.compiler.is_compiling():  # which cannot look at numbers
+    """The facts about an attention call. `causal`: there is no mask, and query i sees keys 0..i."""
+    if torch.compiler.is_compiling():  # a compiled graph cannot look at values
         return UNKNOWN
     query, key, first = call.query, call.key(keys), 0 if causal else call.first_query
     steps = key.diff(dim=-1)
@@ -64,13 +65,13 @@ def sight(mask: Tensor | None, causal: bool, call: Call, keys: int) -> Sight:
     if noted is not None and noted.fits(mask, query, key, first):
         return noted.sight
     found = _examine(mask[..., :keys], query, key, first, rising, gapless)
-    if not mask.is_inference():  # such a mask does not say whether it was changed
+    if not mask.is_inference():  # inference tensors do not count their changes
         setattr(mask, NOTE, Note(changes_of(mask), query.clone(), key.clone(), first, found))
     return found
 
 
 def _examine(mask: Tensor, query: Tensor, key: Tensor, first: int | None, rising: bool, gapless: bool) -> Sight:
-    """Looks at a whole mask, some queries at a time; at positions only where slots do not tell."""
+    """Find the facts about a mask, some queries at a time. Positions are compared only where slots do not decide."""
     length, slots = query.shape[1], torch.arange(key.shape[1], device=key.device)
     parts = [slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 
@@ -90,7 +91,7 @@ def _examine(mask: Tensor, query: Tensor, key: Tensor, first: int | None, rising
 
 
 def keep_padding(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """A function of transformers that makes masks, whose masks tell which tokens are padding."""
+    """Wrap a mask function of transformers so that its masks carry which tokens are padding (`padding_of`)."""
 
     def made(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
         mask = make(*args, attention_mask=attention_mask, **kwargs)
@@ -102,23 +103,23 @@ def keep_padding(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | N
 
 
 def padding_of(mask: Tensor) -> Tensor | None:
-    """Which tokens are padding, (batch, keys), of a mask that tells."""
+    """Which tokens are padding, (batch, keys); None if the mask does not carry it."""
     return getattr(mask, PADDING, None)
 
 
 def ordered_queries(query: Tensor) -> Tensor:
-    """Which queries do not stand before those that came before them, as padding within a text may."""
+    """Which queries have a position of at least those of all earlier queries. Padding within a text may not."""
     return query >= query.cummax(-1).values
 
 
 def _sees_later(mask: Tensor, first: int) -> bool:
-    """Whether queries in slots from `first` on see one that is after their own."""
+    """Whether any query, the first of which is in slot `first`, sees a later slot than its own."""
     last = first + mask.shape[2]
     return bool(boolean_mask(mask[..., last:]).any()) or bool(boolean_mask(mask[..., first:last]).triu(1).any())
 
 
 def boolean_mask(mask: Tensor) -> Tensor:
-    """What a mask of truth values or of numbers to add does not hide. A small number may still be seen."""
+    """A boolean or additive mask as a boolean one: what is seen. A moderately negative number is seen, as a bias."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
@@ -127,7 +128,7 @@ def add_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     if mask is None:
         return bias
     if mask.dtype == torch.bool:
-        # Not -inf: a row of padding that sees nothing must not become NaN.
+        # Not -inf, which would give NaN in rows of padding that see nothing.
         return torch.where(mask, bias, torch.finfo(dtype).min)
     return (bias + mask).clamp(min=torch.finfo(dtype).min)
 
@@ -135,7 +136,7 @@ def add_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
 def mask_rows(
     mask: Tensor | None, start: int, end: int, keys: int, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """The mask of queries start..end. No mask on a causal layer means that query i sees keys 0..i."""
+    """The mask of queries start..end. Without a mask, query i of a causal layer sees keys 0..i."""
     if mask is not None:
         return mask[:, :, start:end, :keys]
     if not causal:

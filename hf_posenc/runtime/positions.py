@@ -1,4 +1,8 @@
-"""Where queries and keys stand in one attention call, and how they are rotated there."""
+"""Finds the positions of queries and keys for each attention call, and prepares how keys are rotated and cached.
+
+`before_attention` is the forward pre-hook of every patched self-attention layer. It makes a `Call`, which the layer
+passes on to `attention.attend`.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +29,33 @@ from .cache_layers import EMPTY, STATIC, prepare_layer
 from .rotation import HALVES, rotate
 
 PREFIX = "hf_posenc_"
-"""Opens the names of our attention functions."""
+"""The names of our attention functions begin with this."""
 SEAL = "hf_posenc: pip install hf-posenc, then hf_posenc.load(path)"
-"""What `config.json` of a sealed model names as its attention: transformers refuses it, and prints it."""
+"""The attention that `config.json` of a sealed model names. Plain transformers refuses it and prints this text."""
 
 
 CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""What attention layers call their cache."""
+"""The argument names by which attention layers take their cache."""
 ANGLES = "position_embeddings"
-"""What attention layers call cos and sin."""
+"""The argument name by which attention layers take cos and sin."""
 MASKS = ("attention_mask", "mask")
-"""What they call their mask."""
+"""The argument names by which attention layers take their mask."""
 FEW = 16
-"""Up to this many queries, their scores may be written out, and what a cache keeps for decoding is of use."""
+"""Up to this many queries all scores may be written out, and rotated keys that a cache keeps are used."""
 
 
 class PassMemo:
-    """What the first layer of a pass found out, for the others. No part of a model's state: any two are alike."""
+    """Remembers what the first layer of a pass has computed, for its other layers.
+
+    It is no part of a model's state, so that all instances are equal.
+    """
 
     def __init__(self) -> None:
         self.found: tuple[Any, Any] = (lambda: None, None)
 
     def __call__(self, key: Tensor, find: Callable[[], Any], first: bool) -> Any:
-        """`key`: a tensor that all layers of one pass are given, and those of no other pass."""
+        """The result of `find`, or the remembered one. `key` is a tensor that all layers of this pass get, and no
+        layer of another pass. The first layer always computes."""
         if torch.compiler.is_compiling():
             return find()
         of, found = self.found
@@ -66,7 +74,7 @@ class PassMemo:
 
 
 class Positions(Fp32Buffers):
-    """What the attention layers of a patched model share: how q and k are rotated. Lives on the base model."""
+    """What the attention layers of a patched model share: how q and k are rotated. A submodule of the base model."""
 
     inv_freq: Tensor
     weights: Tensor
@@ -82,7 +90,7 @@ class Positions(Fp32Buffers):
         super().__init__()
         self.rotation, self.layout, self.pattern, self.forgets = rotation, layout, pattern, forgets
         self.rendering: str | None = None
-        """How a bias is added, where not the cheapest way (`set_rendering`)."""
+        """The rendering of a bias that the user chose with `set_rendering`; None for the cheapest one."""
         self.recall, self.factors, self.turned = PassMemo(), PassMemo(), PassMemo()
         inv_freq = rotation.inv_freq if rotation else ()
         weights = rotation.weights if isinstance(rotation, FollowingRotation) else ()
@@ -90,22 +98,22 @@ class Positions(Fp32Buffers):
         self.weights = nn.Buffer(torch.tensor(weights, device=device, dtype=torch.float32), persistent=False)
 
     @property
-    def early(self) -> bool:
+    def rotates_before_caching(self) -> bool:
         """Whether keys are rotated before they are cached."""
         return self.rotation is not None and not self.rotation.follows_length
 
     @property
-    def late(self) -> bool:
+    def rotates_after_caching(self) -> bool:
         return self.rotation is not None and self.rotation.follows_length
 
     def angles(self, positions: Tensor, stage: Tensor | None = None) -> Angles:
-        """cos and sin, (batch, tokens, pairs) in fp32. `stage`: (batch,) where frequencies follow the length."""
+        """cos and sin, (batch, tokens, pairs) in fp32. `stage`, (batch,), if frequencies follow the length."""
         assert self.rotation is not None
         angles = positions[..., None].float() * self.frequencies(stage)
         return angles.cos() * self.rotation.attention_scaling, angles.sin() * self.rotation.attention_scaling
 
     def frequencies(self, stage: Tensor | None = None) -> Tensor:
-        """(pairs,), or (batch, 1, pairs) of stages."""
+        """The frequencies, (pairs,), or with stages (batch, 1, pairs)."""
         if stage is None:
             return self.inv_freq
         assert isinstance(self.rotation, FollowingRotation)
@@ -120,7 +128,10 @@ class Positions(Fp32Buffers):
 
 
 class Link:
-    """How an attention layer finds what it shares with others on the model. Not a module, so not saved."""
+    """Connects an attention layer to the `Positions` and the bias that it shares with other layers of the model.
+
+    It is not a module, so that it is not saved.
+    """
 
     def __init__(
         self,
@@ -132,25 +143,26 @@ class Link:
         layer_type: str | None = None,
     ):
         self.layer_type = layer_type
-        """Of layers that a plan gives angles of their own; "" where the model has one type."""
+        """The layer type, on layers to which a plan gives their own angles; "" if the model has a single type. None
+        on all other layers."""
         self.root = root
-        """None on layers that are left alone."""
+        """The base model; None on layers that are not patched."""
         self.suffix, self.table = suffix, table
         self.index = index
-        """The layer's place among those that are patched alike."""
+        """The layer's index among the layers that are patched in the same way."""
         names = () if layer is None else argument_names(layer)
         self.counts = root is not None and "position_ids" not in argument_names(root)
-        """Whether the model counts by itself, padding as well, and nobody can tell it otherwise (BART's decoder)."""
+        """Whether the model takes no position ids and counts positions itself, including padding (BART's decoder)."""
         self.states = names[0] if names else "hidden_states"
         self.cache = next((n for n in CACHES if n in names), CACHES[0])
         self.mask = next((n for n in MASKS if n in names), MASKS[0])
-        # Layers that take over the keys of another one have none in the cache.
-        self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
-        self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
+        # Layers that share the keys of another layer have no slot of their own in the cache.
+        self.shares_keys = bool(getattr(layer, "is_kv_shared_layer", False))
+        self.slot = getattr(layer, "kv_shared_layer_index" if self.shares_keys else "layer_idx", None)
 
     @property
     def first(self) -> bool:
-        """Whether the layer is the first of its kind to run in a pass."""
+        """Whether the layer is the first of its group to run in a pass."""
         return self.index == 0
 
     @property
@@ -158,9 +170,11 @@ class Link:
         found: Positions = getattr(self.root, "posenc" + self.suffix)
         return found
 
-    def seen(self, states: Tensor) -> Tensor | None:
-        """The positions that the model's table was asked for in this pass, if they fit. Of a table that was only
-        counted for and whose place a scheme has taken, they say nothing."""
+    def table_positions(self, states: Tensor) -> Tensor | None:
+        """The positions with which the model's table was called in this pass, if their shape fits; otherwise None.
+
+        Also None if the model counts by itself and a rotation or bias has replaced its table.
+        """
         if self.table is None or self.root is None:
             return None
         if self.counts and (self.shared.rotation is not None or self.bias is not None):
@@ -177,7 +191,7 @@ class Link:
 
     @property
     def rotary(self) -> Any:
-        """The rotary module of a part of a plan, in place of what the model would tell; None where there is none."""
+        """The rotary module of a part of a plan, used instead of the model's angles; None if there is none."""
         return getattr(self.root, "posenc_rotary" + self.suffix, None)
 
     @property
@@ -186,12 +200,12 @@ class Link:
 
 
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward, by name."""
+    """The arguments of a forward as keyword arguments."""
     return {**dict(zip(argument_names(module), args, strict=False)), **kwargs} if args else kwargs
 
 
 def positions_in(given: dict[str, Any]) -> Tensor | None:
-    """Where the tokens of a call stand, as its arguments say: outright, or by the angles made for them."""
+    """The positions in the arguments of a call: position ids, or those that its angles carry, or None."""
     positions = given.get("position_ids")
     if positions is None:
         angles = given.get(ANGLES)
@@ -200,13 +214,13 @@ def positions_in(given: dict[str, Any]) -> Tensor | None:
     if positions is not None and positions.ndim != 2:
         raise PosencError(
             f"This model gives each token several positions (shape {tuple(positions.shape)}), as for images; a scheme "
-            "inside attention knows one. Schemes that rescale RoPE ('ntk', 'yarn', 'linear') work here."
+            "inside attention supports one. Use a scheme that rescales RoPE, such as 'ntk', 'yarn' or 'linear'."
         )
     return positions
 
 
 def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of every self-attention layer: finds out where queries and keys stand."""
+    """Forward pre-hook of every patched self-attention layer: adds a `Call` to its arguments."""
     name, link = attention_of(module.config), module.posenc_link
     if not name.startswith(PREFIX):
         raise PosencError(
@@ -223,17 +237,19 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         positions = _query_positions(module, kwargs, link, 0)
         call = Call(positions, positions, 0)
         _note_gates(call, link, states)
-        if shared.early:
+        if shared.rotates_before_caching:
             angles = shared.recall(positions, partial(shared.angles, positions), link.first)
             call.angles = (angles, angles)
         return (), {**kwargs, "posenc_call": call}
-    if shared.rotation is None and shared.pattern is None and link.bias is None:  # a temperature: no key is asked
+    if (
+        shared.rotation is None and shared.pattern is None and link.bias is None
+    ):  # only a temperature, which does not need keys
         told = positions_in(kwargs)
         start = 0 if told is not None else cache.get_query_offset(_slot(kwargs, link))
         positions = _query_positions(module, kwargs, link, start)
         return (), {**kwargs, "posenc_call": Call(positions, positions, None)}
     slot = _slot(kwargs, link)
-    if link.borrows:
+    if link.shares_keys:
         call = cache.layers[slot].call
     else:
         start, (_, first) = query_offset(cache, slot), cache.get_mask_sizes(states.shape[1], slot)
@@ -247,67 +263,74 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _planned_angles(kwargs: dict[str, Any], states: Tensor, link: Link) -> Any:
-    """What a layer of a plan is told instead of the angles that the model made for all of its type."""
+    """The angles for a layer of a plan, instead of those that the model computed for all layers of its type."""
     positions = positions_in(kwargs)
     if positions is None:
-        raise PosencError("The layers of this model are not told positions, and a plan rotates them differently.")
+        raise PosencError(
+            "The layers of this model get neither position_ids nor angles, and a plan that rotates some of them "
+            "differently needs one of these. Use one scheme for all layers."
+        )
     kind = (link.layer_type,) if link.layer_type else ()
     return link.shared.turned(positions, lambda: link.rotary(states, positions, *kind), link.first)
 
 
 def _slot(kwargs: dict[str, Any], link: Link) -> int:
-    """A layer's place in the cache: some models run a layer more than once in a pass, with a place for each time."""
+    """A layer's index in the cache. Some models run a layer several times in a pass, with an index for each time."""
     return int(kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0))
 
 
 def _note_gates(call: Call, link: Link, states: Tensor) -> None:
-    """What a scheme takes from the hidden states of the new tokens."""
+    """Store the gates that a scheme computes from the hidden states of the new tokens."""
     bias = link.bias
     if bias is not None and bias.of_content:
-        call.said = bias(states, link.index)
+        call.gates = bias(states, link.index)
 
 
 def _query_positions(module: Any, kwargs: dict[str, Any], link: Link, start: Any) -> Tensor:
-    """Where the queries stand: as the layer is told, as the model's table was asked, or counted."""
+    """The positions of the queries: from the layer's arguments, from the model's table, or counted."""
     states, positions = kwargs[link.states], positions_in(kwargs)
     if positions is not None:
         return positions
     length, device, mask = states.shape[1], states.device, kwargs.get(link.mask)
-    absolute = link.shared.late or link.shared.pattern is not None or link.temperature is not None
+    absolute = link.shared.rotates_after_caching or link.shared.pattern is not None or link.temperature is not None
     absolute |= not getattr(link.bias, "of_distance", True)
     causal = getattr(module, "is_causal", True)
-    if absolute and causal and (seen := link.seen(states)) is not None:
+    if absolute and causal and (seen := link.table_positions(states)) is not None:
         return seen
     counted = (torch.arange(length, device=device) + start)[None]
-    if absolute and causal and mask is not None:  # nobody is told of padding in front but by the mask
+    if absolute and causal and mask is not None:  # only the mask shows left padding
         return (counted - _padding_in_front(mask)).clamp(min=0)
     return counted
 
 
 def _padding_in_front(mask: Tensor) -> Tensor:
-    """How many keys no query sees before the first that one does, (batch, 1)."""
+    """The number of keys before the first that any query sees, (batch, 1)."""
     hidden = ~(mask if mask.dtype == torch.bool else mask == 0)[:, 0].any(1)
     return hidden.long().cumprod(-1).sum(-1, keepdim=True)
 
 
 def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None) -> None:
-    """What a layer of the cache has to do with the new keys of a call."""
+    """Set what a cache layer must do with the new keys of a call."""
     shared, positions, fixed = link.shared, call.query, isinstance(layer, STATIC)
-    if shared.early:
+    if shared.rotates_before_caching:
         angles = shared.recall(positions, partial(shared.angles, positions), link.first)
         call.angles, call.rotate_keys = (angles, angles), partial(rotate, angles=angles)
     elif shared.forgets:
         _prepare_to_forget(call, shared, layer, rows, mask)
-    elif shared.late or link.bias is not None or shared.pattern is not None:
+    elif shared.rotates_after_caching or link.bias is not None or shared.pattern is not None:
         call.tracked = positions
         if isinstance(shared.rotation, FollowingRotation):
             _prepare_stage(call, shared, rows, link.first)
-        elif shared.pattern is not None and shared.late and (fixed or not torch.compiler.is_compiling()):
+        elif (
+            shared.pattern is not None
+            and shared.rotates_after_caching
+            and (fixed or not torch.compiler.is_compiling())
+        ):
             call.reading = _zone_reading(shared) if positions.shape[1] <= FEW else None
 
 
 def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> None:
-    """Where all queries of a row are in one stage, keys rotated for it serve until it ends."""
+    """If all queries of a row are in one stage, let the cache keep keys rotated for it until the stage ends."""
     rotation, positions = shared.rotation, call.query
     assert isinstance(rotation, FollowingRotation)
     length = positions.shape[1]
@@ -328,27 +351,27 @@ def _prepare_stage(call: Call, shared: Positions, rows: int, first: bool) -> Non
 
 
 def _zone_reading(shared: Positions) -> Reading | None:
-    """How a cache keeps keys for zones that all of them come to be in."""
+    """How a cache keeps keys rotated for far zones, in which all keys are sooner or later."""
     pattern = shared.pattern
     assert pattern is not None
-    if pattern.kept(shared.inv_freq.new_zeros(1, 1)) is None:
+    if pattern.cached_positions(shared.inv_freq.new_zeros(1, 1)) is None:
         return None
 
     def derive(keys: Tensor, at: Tensor) -> Tensor:
-        return rotate(keys, shared.angles(pattern.kept(at)), shared.layout)  # type: ignore[arg-type]
+        return rotate(keys, shared.angles(pattern.cached_positions(at)), shared.layout)  # type: ignore[arg-type]
 
     def turn(at: Tensor) -> Turn:
-        return shared.turn(pattern.kept(at))  # type: ignore[arg-type]
+        return shared.turn(pattern.cached_positions(at))  # type: ignore[arg-type]
 
     return Reading((shared.rotation, pattern, shared.layout), derive, turn)
 
 
 def _prepare_to_forget(call: Call, shared: Positions, layer: Any, rows: int, mask: Tensor | None) -> None:
-    """A cache that keeps only the first and the recent tokens also keeps which of its slots are padding."""
+    """Prepare a cache that keeps only the first and recent tokens, and which must know which slots are padding."""
     pattern = shared.pattern
     assert isinstance(pattern, Banded) and pattern.far is not None and pattern.far.first is not None
     here = call.query.expand(rows, -1)
-    if mask is not None:  # padding is what the last token does not see
+    if mask is not None:  # the last token sees everything but padding
         real = mask[:, 0, -1, -here.shape[1] :]
         here = torch.where(real if real.dtype == torch.bool else real == 0, here, EMPTY)
     call.tracked, call.sizes = here, (pattern.far.first, pattern.window - 1)

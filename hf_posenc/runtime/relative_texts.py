@@ -1,9 +1,10 @@
-"""Relative terms of whole texts, in blocks of queries that torch's CPU kernel takes.
+"""Causal attention with relative terms over whole texts, in blocks of queries, by torch's kernel for CPUs.
 
-What a query and the vectors of distances give is a row for each query with a column for each distance. Every row
-begins one distance later than the one before it, so that the keys stand below each other in a view of those rows, and
-that view is the kernel's mask. Past the reach of a table all distances share a vector: what a query gives there is the
-same for all keys and is left out, and what a key gives is one number for all queries.
+The products of queries with the vectors of distances form a matrix with a row per query and a column per distance. In
+each row the keys begin one column earlier than in the row before, so that a strided view of the matrix has the keys in
+its columns. That view is passed to the kernel as its mask. Beyond the reach of a table all distances share a vector.
+There the product with a query is the same for all keys and cancels in the softmax, and the product with a key is one
+number for all queries.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..core.relative import Rows, Terms
 from .flash import Part, flash
 
 BLOCK = 256
-"""Queries whose rows are in memory at once."""
+"""How many queries are computed at once."""
 
 
 class Text(NamedTuple):
@@ -30,15 +31,15 @@ class Text(NamedTuple):
     terms: Terms
     scaling: float
     vectors: Tensor
-    """What queries meet at each distance from the furthest to zero, then zeros: (heads or 1, distances, channels)."""
+    """The vector of each distance, from the furthest to zero, then zeros: (heads or 1, distances, channels)."""
     position: Tensor
-    """Queries as they meet those, scaled."""
+    """Queries as they are multiplied with these vectors, scaled."""
     by_key: Tensor | None
-    """Keys times what they meet, scaled, (batch, heads, keys, rows)."""
+    """The products of keys with their vectors, scaled, (batch, heads, keys, rows)."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, terms: Terms, scaling: float) -> Tensor:
-    """Causal attention of one text, (batch, heads, tokens, channels). Terms are wanted for distances up to zero."""
+    """Causal attention of one text, (batch, heads, tokens, channels). `terms` must cover its distances up to zero."""
     text, output = _text(query, key, value, terms, scaling), torch.empty_like(query)
     for start in range(0, query.shape[2], BLOCK):
         end = min(start + BLOCK, query.shape[2])
@@ -61,13 +62,13 @@ def _text(query: Tensor, key: Tensor, value: Tensor, terms: Terms, scaling: floa
 
 
 def _far_vector(table: Tensor, rows: Rows, reach: int) -> Tensor:
-    """The vector of all distances from `reach` on, (heads or 1, 1, channels)."""
+    """The vector that all distances of at least `reach` share, (heads or 1, 1, channels)."""
     at = int(rows(torch.tensor([-reach], device=table.device)).clamp(0, table.shape[1] - 1))
     return table[:, at : at + 1]
 
 
 def _block(text: Text, start: int, end: int) -> Tensor:
-    """The outputs of queries start..end: over keys past the reach of all of them, and over the others."""
+    """The outputs of queries start..end, joined from the keys beyond the reach of all of them and the other keys."""
     reach = text.terms.reach
     far = 0 if reach is None else max(start - reach + 1, 0)
     query, near = text.query[:, :, start:end], slice(far, end)
@@ -83,7 +84,7 @@ def _bias_rows(text: Text, start: int, end: int, far: int) -> Tensor:
     """What is added to the scores of queries start..end and keys far..end, (batch, heads, queries, keys)."""
     length, keys = end - start, end - far
     width = keys + length - 1
-    # From the last query to the first key on; what a query would see after itself is behind the last distance, zero.
+    # Columns begin at the distance from the last query to the first key. Those past distance zero are later keys.
     first = text.vectors.shape[1] - BLOCK - keys
     columns = text.position[:, :, start:end] @ text.vectors[:, first : first + width].mT
     columns[..., keys:] = -torch.inf
@@ -95,7 +96,7 @@ def _bias_rows(text: Text, start: int, end: int, far: int) -> Tensor:
 
 
 def _key_products(text: Text, start: int, end: int, far: int) -> Tensor:
-    """What keys far..end give to queries start..end, (batch, heads, queries, keys)."""
+    """The products of keys far..end with their vectors, for queries start..end, (batch, heads, queries, keys)."""
     assert text.by_key is not None
     found, of = text.by_key[:, :, far:end], text.terms.query_rows or text.terms.rows
     tokens = torch.arange(far, end, device=found.device)
@@ -105,7 +106,7 @@ def _key_products(text: Text, start: int, end: int, far: int) -> Tensor:
 
 
 def _far_key_numbers(text: Text, far: int, query: Tensor) -> Tensor | None:
-    """What each of the first `far` keys gives to any query that is past the reach, for all of these queries."""
+    """The product of each of the first `far` keys with the shared vector, the same for all of these queries."""
     if text.by_key is None or text.terms.reach is None:
         return None
     of = text.terms.query_rows or text.terms.rows
@@ -115,7 +116,7 @@ def _far_key_numbers(text: Text, far: int, query: Tensor) -> Tensor | None:
 
 
 def _join(one: Part, other: Part) -> Tensor:
-    """Two parts of the keys as one, by the logarithms of their sums; what a query sees is never empty here."""
+    """Join the outputs over two parts of the keys by their log-sum-exp. Each query sees some keys of either part."""
     both = torch.logaddexp(one[1], other[1])
     first, second = ((sums - both).exp()[..., None] for _, sums in (one, other))
     return (one[0] * first + other[0] * second).to(one[0].dtype)

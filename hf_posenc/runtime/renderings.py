@@ -1,7 +1,7 @@
-"""Ways to add a bias to attention scores without a bias per pair of tokens in memory.
+"""Renderings: ways to add a bias to attention scores without storing it for every pair of tokens.
 
-Each is exact; they differ in what they ask of the bias, the device and the call. `choose` takes the cheapest that
-fits, or the one that `set_rendering` asked for.
+All are exact. They differ in what they need of the bias, the device and the call. `choose` takes the cheapest that
+fits, or the one that the user chose with `set_rendering`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .gradients import BiasedAttention, Diagonals, Pairs, Plan, precision
 from .masks import Sight, add_mask, mask_rows
 
 BLOCK = 512
-"""Queries whose bias is written out at once: memory is BLOCK * keys, never queries * keys."""
+"""How many queries have their bias written out at once: memory is BLOCK * keys instead of queries * keys."""
 FEW = 16
-"""Up to this many queries, writing out their bias costs less than any preparation of the keys."""
+"""Up to this many queries, writing out the bias costs less than any other rendering."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One attention call with a bias, as transformers would make it."""
+    """The inputs of one attention call with a bias."""
 
     module: nn.Module
     query: Tensor
@@ -43,13 +43,14 @@ class Request:
     call: Call
     scaling: float
     causal: bool
-    """Whether query i sees keys 0..i, there being no mask that says so."""
+    """Whether there is no mask and query i sees keys 0..i."""
     kwargs: dict[str, Any]
 
     @property
     def sight(self) -> Sight:
-        """What is seen: shortcuts that are right only behind a causal mask ask here."""
-        return masks.UNKNOWN if torch.compiler.is_compiling() else self._seen  # a compiler cannot follow its lock
+        """Facts about the mask, for renderings that are right only under a causal mask."""
+        # A compiler cannot trace the lock inside `cached_property`.
+        return masks.UNKNOWN if torch.compiler.is_compiling() else self._seen
 
     @cached_property
     def _seen(self) -> Sight:
@@ -57,17 +58,17 @@ class Request:
 
     @property
     def key_slopes(self) -> Tensor | None:
-        """Slopes m with which the bias is m * key position for all that is seen here; else None."""
+        """The slopes m, if the bias is m * (key position) for all keys that are seen in this call; otherwise None."""
         slopes = self.bias.key_slopes
         if slopes is None or (self.mask is not None and self.mask.dtype != torch.bool):
             return None
-        if torch.compiler.is_compiling():  # whether positions rise is not known there, that a call is causal is
+        if torch.compiler.is_compiling():  # a compiler knows that a call is causal, and no values
             return slopes if self.causal else None
         return slopes if self.sight.behind else None
 
     @property
     def of_distance(self) -> bool:
-        """Whether the bias is a function of distance alone, at all positions of this call."""
+        """Whether the bias is a function of the distance alone at all positions of this call."""
         if self.bias.of_distance or torch.compiler.is_compiling():
             return self.bias.of_distance
         return self._furthest <= self.bias.by_distance_until
@@ -78,7 +79,7 @@ class Request:
 
     @property
     def first(self) -> int | None:
-        """The slot of the first query, where nothing in a later slot than a query's own is seen; else None."""
+        """The slot of the first query, if no query sees a later slot than its own; otherwise None."""
         return 0 if self.causal else self.call.first_query if self.sight.earlier else None
 
     @property
@@ -96,27 +97,29 @@ class Request:
 
     @property
     def precision(self) -> torch.dtype:
-        """What the bias is wanted in."""
+        """The dtype in which the bias is computed."""
         return precision(self.query)
 
 
 class Rendering(NamedTuple):
+    """Whether a rendering fits a call, and the function that computes it."""
+
     fits: Callable[[Request], bool]
     run: Callable[[Request], Tensor]
 
 
 def sdpa(request: Request, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """transformers' own call of torch's kernel: (batch, queries, heads, channels)."""
+    """torch's attention through transformers' function: (batch, queries, heads, channels)."""
     kwargs = {**request.kwargs, "is_causal": causal, "scaling": request.scaling}
     return sdpa_attention_forward(request.module, query, key, value, mask, **kwargs)[0]
 
 
 def centre_positions(positions: Tensor, last: Tensor) -> Tensor:
-    """Positions counted from their middle: a row of scores does not see a constant, and small numbers round less."""
+    """Subtract the middle of the range from positions. A softmax ignores a constant, and small numbers round less."""
     return positions - torch.div(positions[:, :1] + last, 2, rounding_mode="floor")
 
 
-# --- row: slope * key position is one number per key, which torch's CPU kernel adds beside its own causal mask.
+# --- row: slope * (key position) is one number per key, which torch's CPU kernel adds along with its causal mask.
 
 
 def _row_fits(r: Request) -> bool:
@@ -135,31 +138,31 @@ def _row(r: Request) -> Tensor:
     return output.transpose(1, 2).contiguous()
 
 
-# --- columns: slope * key position has rank one, and so is a channel more of q and k, for any kernel.
+# --- columns: slope * (key position) has rank one, and so becomes an extra channel of q and k, for any kernel.
 
 
 def _columns(r: Request, shared: bool = False) -> Tensor:
     size = r.value.shape[-1]
     positions = r.call.key(r.key.shape[2])
-    if not shared:  # by several processes: the middle of one part is not that of another
+    if not shared:  # processes that share a text would subtract different middles
         positions = centre_positions(positions, r.call.query[:, -1:])
     assert r.key_slopes is not None
     q_columns, k_columns = exact_columns(r.key_slopes.to(r.precision) / r.scaling, positions, r.query.dtype)
     query = torch.cat([r.query, q_columns[None, :, None].expand(*r.query.shape[:3], -1)], -1)
     key = torch.cat([r.key, k_columns[:, None].expand(*r.key.shape[:3], -1)], -1)
-    value = F.pad(r.value, (0, query.shape[-1] - size))  # kernels want one size for all three
+    value = F.pad(r.value, (0, query.shape[-1] - size))  # kernels need the same size for q, k and v
     return sdpa(r, query, key, value, r.mask, r.causal)[..., :size].contiguous()
 
 
 def exact_columns(slopes: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Columns a, b in `dtype` with a @ b = slope * position, exact but for the kernel's own fp32 sums.
+    """Columns a, b in `dtype` with a @ b = slope * position, exact except for the kernel's own sums in fp32.
 
-    Half precision holds few bits, so that slopes and positions are written as sums of parts that it does hold, and
-    each pair of parts gets a column. Exact for positions within 131,072 of the middle.
+    Half precision has few bits. So slopes and positions are written as sums of numbers that it can hold, and each pair
+    of these gets a column. This is exact for positions within 131,072 of the middle.
     """
     if dtype not in (torch.bfloat16, torch.float16):
         return slopes.to(dtype)[:, None], positions.to(dtype)[..., None]
-    # The power of two moves range from one side to the other: fp16 ends at 65,504.
+    # 256 is moved from positions to slopes, because fp16 ends at 65,504.
     q_parts = _parts(slopes * 256, dtype, 3 if dtype == torch.bfloat16 else 2)
     k_parts = _parts(positions.float() / 256, dtype, 2)
     q_columns = [q for q in q_parts for _ in k_parts]
@@ -168,7 +171,7 @@ def exact_columns(slopes: Tensor, positions: Tensor, dtype: torch.dtype) -> tupl
 
 
 def _parts(numbers: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
-    """Numbers of `dtype` that add up to the given ones: each takes up what those before it rounded off."""
+    """Numbers of `dtype` that add up to the given ones. Each holds what the earlier ones have rounded off."""
     parts, rest = [], numbers.float()
     for _ in range(count):
         parts.append(rest.to(dtype))
@@ -176,8 +179,8 @@ def _parts(numbers: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
     return parts
 
 
-# --- toeplitz: a bias of the distance alone is one number per distance. With the last query first, query i and key j
-# meet number i + j, so that the whole matrix is a view of those numbers with both strides one.
+# --- toeplitz: a bias of the distance alone is one number per distance. With queries in reverse order, query i and key
+# j take number i + j, so that the whole matrix is a view of these numbers in which both strides are one.
 
 
 def _toeplitz_fits(r: Request) -> bool:
@@ -192,7 +195,7 @@ def _toeplitz(r: Request) -> Tensor:
         output: Tensor = BiasedAttention.apply(plan, r.query, r.key, r.value, _numbers(r))
         return output.transpose(1, 2).contiguous()
     diagonals, outputs = plan.source(_numbers(r)), []
-    # Where queries see only what is before them, in blocks, each over the keys that it can see; else one view does.
+    # If queries see only earlier keys: in blocks, each over the keys that it can see. Otherwise one view is enough.
     for part in plan.parts(length, keys, length if r.first is None and r.mask is None else BLOCK):
         here = slice(part.start, part.end)
         mask = None if r.mask is None else r.mask[:, :, here, : part.keys].flip(2)
@@ -203,14 +206,14 @@ def _toeplitz(r: Request) -> Tensor:
 
 
 def _numbers(r: Request) -> Tensor:
-    """The bias at each distance between slots, from the last query to the first key on, (heads, distances)."""
+    """The bias at each distance in slots, beginning with the last query and the first key: (heads, distances)."""
     first = 0 if r.causal else int(r.call.first_query or 0)
     distance = torch.arange(1 - first - r.query.shape[2], r.key.shape[2] - first, device=r.key.device)
     numbers = r.bias.numbers(distance, r.precision)
     return (numbers.masked_fill(distance > 0, -torch.inf) if r.causal else numbers).contiguous()
 
 
-# --- flex: torch compiles the bias into one kernel. For GPUs, where it has not been measured; on a CPU the others win.
+# --- flex: torch compiles the bias into one kernel. For GPUs (not measured there); on a CPU the others are faster.
 
 
 def _flex_fits(r: Request) -> bool:
@@ -219,7 +222,7 @@ def _flex_fits(r: Request) -> bool:
 
 
 def _flex(r: Request) -> Tensor:
-    # torch has no backward of it on a CPU, and elsewhere none that adds up the gradient of what is looked up.
+    # On a CPU torch has no backward for it, and elsewhere none that sums the gradients of a lookup.
     if r.trains_bias or (r.trains and r.query.device.type == "cpu"):
         flexed = partial(_run_flex, r.bias, r.call, r.mask, r.causal, r.scaling)
         output = _with_gradients(r, lambda plan, source, *tensors: flexed(*tensors))
@@ -238,7 +241,7 @@ def _run_flex(
     key: Tensor,
     value: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs and the logarithms of their sums."""
+    """Outputs and their log-sum-exp."""
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     length, keys = query.shape[2], key.shape[2]
@@ -269,7 +272,7 @@ def _compiled_flex(device: str) -> Any:
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
 
 
-# --- blocks: any bias, for some queries at a time.
+# --- blocks: any bias, written out for some queries at a time.
 
 
 def _blocks(r: Request) -> Tensor:
@@ -286,10 +289,10 @@ def _blocks(r: Request) -> Tensor:
         rows = rows.to(query.dtype).expand(query.shape[0], -1, -1, -1)
         return sdpa(r, query[:, :, start:end], key[:, :, :seen], value[:, :, :seen], rows, False)
 
-    if torch.compiler.is_exporting():  # for any length, so that there is no count of blocks
+    if torch.compiler.is_exporting():  # an exported graph for any length has no fixed number of blocks
         first = None
         return block(0, length, r.query, r.key, r.value)
-    # What a pair costs to find is found in pieces that caches hold.
+    # A bias that is computed for each pair is faster in smaller blocks, which fit into the CPU's caches.
     size = BLOCK if r.of_distance else max(BLOCK // 4, 1)
     starts = range(0, length, size)
     if len(starts) == 1:
@@ -301,7 +304,7 @@ def _blocks(r: Request) -> Tensor:
 
 
 def _with_gradients(r: Request, attend: gradients.Attend) -> Tensor:
-    """Attention that is trained: outputs as `attend` makes them, and gradients in blocks."""
+    """Attention for training: outputs by `attend`, and gradients in blocks."""
     trained = {name: p for name, p in r.bias.named_parameters() if p.requires_grad}
     at = (r.call.query, r.call.key(r.key.shape[2]), r.precision)
     plan = Plan(partial(Pairs, r.bias, tuple(trained), *at), attend, r.scaling, r.mask, r.causal, r.first)
@@ -317,22 +320,22 @@ RENDERINGS = {
     "flex": Rendering(_flex_fits, _flex),
     "blocks": Rendering(lambda r: True, _blocks),
 }
-"""In the order of preference, but for training; flex is for GPUs only, unless asked for, and shared columns come only
-when asked for."""
+"""In order of preference, which differs for training. `flex` is chosen only on GPUs; `shared_columns` is never chosen
+before `columns`, and so only used on request."""
 
 
 def choose(request: Request, asked: str | None) -> Rendering:
-    """The first rendering that fits this call, or the one asked for."""
+    """The first rendering that fits this call, or the requested one."""
     if asked is not None:
         if not RENDERINGS[asked].fits(request):
             raise PosencError(
-                f"The rendering {asked!r} does not fit this call; set_rendering(model, None) lets us choose."
+                f"The rendering {asked!r} does not fit this call. set_rendering(model, None) lets the package choose."
             )
         return RENDERINGS[asked]
     if torch.compiler.is_exporting() or request.query.shape[2] <= FEW:
         return RENDERINGS["blocks"]
     cpu = request.query.device.type == "cpu"
     names = [name for name in RENDERINGS if not (cpu and name == "flex")]
-    if request.trains:  # it has a backward of its own, which knows what is all but zero
+    if request.trains:  # toeplitz has its own backward, which skips pairs whose weights are nearly zero
         names = ["toeplitz", *names]
     return next(RENDERINGS[name] for name in names if RENDERINGS[name].fits(request))

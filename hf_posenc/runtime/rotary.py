@@ -1,4 +1,4 @@
-"""The rotary modules of families that have them, as a patched model runs them."""
+"""Wrappers of a family's own rotary module in a patched model, and `rope_parameters` that seal or do not rotate."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..compat.pytorch import Moving
+from ..compat.pytorch import MovableModule
 from ..core.precision import apply_but_keep_fp32
 from ..schemes.frequencies import MSCALES
 
 SEALED = "hf_posenc"
-"""The `rope_type` of a model that RoPE does not describe. transformers does not know it, and refuses to build it."""
+"""The `rope_type` of a sealed config, whose positions no other one describes. Plain transformers refuses it."""
 UNROTATED = (
     {"rope_type": "linear", "factor": 1e30},
     {"rope_type": "proportional", "partial_rotary_factor": 0.0},
 )
-"""`rope_parameters` under which transformers rotates by nothing. The first rotates by so little that no float can
-tell, and most runtimes know it; the second is for configs that do not."""
+"""`rope_parameters` with which transformers does not rotate. The first rotates by less than a float can show, and most
+runtimes support it; the second is for configs that do not support the first."""
 STILL = 1e-20
-"""Frequencies below this rotate nothing, at any position."""
+"""Below this frequency nothing is rotated at any position."""
 
 
-class Rotary(Moving):
-    """A family's own rotary module, with frequencies that stay in fp32."""
+class Rotary(MovableModule):
+    """Wraps a family's own rotary module so that its frequencies stay in fp32."""
 
     wraps_rotary = True
-    tells = False
-    """Whether the angles carry the positions that they were made for, for attention layers that are not told."""
+    carries_positions = False
+    """Whether the angles carry their positions as an attribute, for attention layers that get no position ids."""
 
-    def __init__(self, inner: nn.Module, tells: bool = False):
+    def __init__(self, inner: nn.Module, carries_positions: bool = False):
         super().__init__()
-        self.inner, self.tells = inner, tells
+        self.inner, self.carries_positions = inner, carries_positions
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         angles = self.inner(*args, **kwargs)
-        if self.tells:
+        if self.carries_positions:
             positions = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
             first: Any = angles if isinstance(angles, Tensor) else angles[0]
             first.posenc_positions = positions
         return angles
 
-    def moved(self, move: Callable[[], object]) -> None:
+    def on_move(self, move: Callable[[], object]) -> None:
         apply_but_keep_fp32(self.inner, move)
 
     def __getattr__(self, name: str) -> Any:
@@ -55,15 +55,15 @@ class Rotary(Moving):
 
 
 class PlannedRotary(Rotary):
-    """A rotary module for the layers of one part of a plan, beside the model's own."""
+    """A rotary module for the layers of one part of a plan, in addition to the model's own."""
 
     of_plan = True
 
 
 @contextmanager
 def hush_transformers() -> Iterator[None]:
-    """transformers cannot check the parameters of a sealed config, or those that vLLM alone reads, and says so; nobody
-    need act on it."""
+    """Suppress the warnings of transformers about the `rope_type` of sealed configs and about keys that only vLLM
+    reads. They need no action."""
 
     def useful(record: logging.LogRecord) -> bool:
         said = record.getMessage()

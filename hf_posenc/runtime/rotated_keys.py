@@ -1,5 +1,8 @@
-"""Keys as they are read, in a compiled graph with a static cache: only the device knows how many keys there are, and
-whether those hold that were derived before. What asks it is an operation of its own, which no compiler looks into."""
+"""Rotated keys beside a static cache in a compiled graph. `cache_layers.py` calls these functions.
+
+Only the device knows how many keys there are and whether the rotated ones are still valid. A custom operation, which
+the compiler does not trace, reads this and rotates what is needed.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from .rotation import rotate
 
 
 def reserve_keys(read: Any, stages: Any, reading: Reading, keys: Tensor) -> None:
-    """Make room in the layers that keep derived keys and their stages. They hold nothing yet."""
+    """Allocate the companion layers for rotated keys and their stages. They are empty at first."""
     read.lazy_initialization(keys, keys[..., :0])
     if reading.stage is not None:
         stages.lazy_initialization(_column(reading.stage, 1), keys[..., :0])
 
 
 def update_keys(read: Any, stages: Any, reading: Reading, keys: Tensor, places: Tensor, slots: Tensor) -> Tensor:
-    """All keys as they are read. Those in `slots` are new; the others are derived as well if they have to be."""
+    """All keys, rotated. Those in `slots` are new; the others are rotated again only if they are no longer valid."""
     stage, start = reading.stage, slots[0]
     holds = read.cumulative_length == start
     if stage is not None:
@@ -50,9 +53,9 @@ def keep_rotated(
     scaling: float,
     layout: str,
 ) -> None:
-    """Write rotated keys into `kept`: those in `slots`, or all where `holds` is not true of the others.
+    """Write rotated keys into `kept`: those in `slots` if `holds` (the others are still valid), else all of them.
 
-    No `torch.cond`: what is assigned to attributes after one is lost when torch 2.13 traces it.
+    This is not a `torch.cond`, because torch 2.13 loses assignments to attributes after one when it traces a graph.
     """
     whole = not holds
     if not whole:

@@ -1,4 +1,4 @@
-"""How pairs of channels of queries and keys are rotated."""
+"""Rotates pairs of channels of queries and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYOUTS = (HALVES, NEIGHBOURS, HALVES + LAST, NEIGHBOURS + LAST)
 
 
 def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
-    """Rotate pairs of channels of each head; channels past the rotated ones are left alone."""
+    """Rotate pairs of channels of each head. The remaining channels are unchanged."""
     cos, sin = (a[:, None].to(x.dtype) for a in angles)
     if layout != HALVES:
         return _rotate_elsewhere(x, cos, sin, layout)
@@ -21,7 +21,7 @@ def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
-    rotated = torch.empty_like(x)  # in as few passes over memory as can be: this is done to many keys
+    rotated = torch.empty_like(x)  # few passes over memory, as this may be done to many keys
     main, swapped = rotated[..., : 2 * pairs], torch.empty_like(x[..., : 2 * pairs])
     torch.mul(x[..., : 2 * pairs], torch.cat((cos, cos), -1), out=main)
     torch.mul(second, -sin, out=swapped[..., :pairs])
@@ -33,7 +33,7 @@ def rotate(x: Tensor, angles: Angles, layout: str = HALVES) -> Tensor:
 
 
 def _rotate_elsewhere(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """As `rotate`, where pairs are neighbours, or the rotated channels are the last ones of a head."""
+    """`rotate` for layouts in which pairs are neighbours or the rotated channels are the last of a head."""
     size = 2 * cos.shape[-1]
     start = x.shape[-1] - size if layout.endswith(LAST) else 0
     part = x[..., start : start + size]

@@ -1,4 +1,4 @@
-"""The one place where queries are multiplied by a temperature."""
+"""Multiplies queries by a temperature. `attention.py` calls this, and nothing else does it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .positions import Link
 
 
 def scale_queries(query: Tensor, link: Link, call: Call, mask: Tensor | None, keys: int, causal: bool) -> Tensor:
-    """Queries, (batch, heads, queries, channels), times their factors. `keys`: how many there are."""
+    """Multiply queries, (batch, heads, queries, channels), by their factors. `keys`: the number of keys."""
     temperature = link.temperature
     if temperature is None:
         return query
@@ -21,13 +21,13 @@ def scale_queries(query: Tensor, link: Link, call: Call, mask: Tensor | None, ke
         factors = temperature(call.query + 1)[..., None]
     else:
         factors = link.shared.factors(call.query, lambda: temperature(call.query + 1)[..., None], link.first)
-    # In fp32, as a factor in half precision is off by the same part for all channels of a query.
+    # In fp32: a factor rounded to half precision would scale all channels of a query by the same error.
     scaled = query * factors
     return scaled if scaled.dtype == query.dtype else scaled.to(query.dtype)
 
 
 def _text_length(call: Call, mask: Tensor | None, keys: int) -> Tensor:
-    """How much text each query of an encoder looks at, which is what is no padding: (batch or 1, queries)."""
+    """The number of tokens without padding that each query of an encoder sees: (batch or 1, queries)."""
     if mask is None:
         return torch.full_like(call.query, keys)
     return boolean_mask(mask)[:, 0].any(1).sum(-1, keepdim=True).expand(-1, call.query.shape[1])

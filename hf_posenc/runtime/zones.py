@@ -1,4 +1,8 @@
-"""Attention in zones: exact, in blocks of queries, so that no score per pair of tokens stays in memory."""
+"""Exact attention for patterns, zone by zone. `attention.py` calls `attend_in_zones`.
+
+Whole texts are computed in tiles and few queries at once. Any other call is computed in blocks of queries, so that the
+scores of all pairs of tokens are never in memory together.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +23,31 @@ from .positions import FEW, Positions
 from .rotation import rotate
 
 BLOCK = 256
-"""Queries whose scores are in memory at once."""
+"""How many queries have their scores in memory at once."""
 
 
 class Work(NamedTuple):
-    """One attention call."""
+    """The inputs of one attention call."""
 
     query: Tensor
     key: Tensor
-    """With as many heads as the model has of keys; written out for all heads where scores are made in blocks."""
+    """With the model's number of key heads. It is repeated for all query heads only in `in_blocks`."""
     value: Tensor
     mask: Tensor | None
-    """Additive or of truth values, (batch, 1 or heads, queries, keys)."""
+    """Additive or boolean, (batch, 1 or heads, queries, keys)."""
     at: Tensor
     """Positions of the queries, (batch or 1, queries)."""
     keys_at: Tensor
+    """Positions of the keys, (batch or 1, keys)."""
     pattern: Pattern
     shared: Positions
     scaling: float
     dropout: float
     softcap: float | None
     sinks: Tensor | None
-    """A number per head that takes part in every softmax and has no value."""
+    """A number per head that is added to every softmax and has no value (attention sinks)."""
     read: Tensor | None
-    """The keys as the cache keeps them, rotated to where `pattern.kept` says."""
+    """The keys as the cache keeps them, rotated to `pattern.cached_positions`; None if it does not keep them."""
 
 
 def attend_in_zones(
@@ -58,12 +63,12 @@ def attend_in_zones(
     weighs: bool,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`weighs`: whether the attention weights are wanted too."""
+    """The output, (batch, queries, heads, channels), and with `weighs` the attention weights."""
     pattern = shared.pattern
     assert pattern is not None
     length, stored = query.shape[2], key
     if mask is None and causal and key.shape[2] > length > 1 and not shared.forgets:
-        # an empty static cache: what follows the queries is not there yet
+        # a static cache at its start: the slots after the queries are empty
         key, value = key[:, :, :length], value[:, :, :length]
     at, keys_at = call.query, call.key(key.shape[2])
     scaling = kwargs.get("scaling")
@@ -87,29 +92,31 @@ def attend_in_zones(
         job = layouts.plan_job(work.query, key, value, mask, at, keys_at, shared, work.scaling)
         if job is not None:
             return tiles.attend(work.query, key, value, job), None
-    if not weighs and few_queries.can_attend(work) and length <= FEW:  # a tracer for any length need not ask
+    if (
+        not weighs and few_queries.can_attend(work) and length <= FEW
+    ):  # checked last: an exported graph for any length has no fixed `length`
         attend = compiled_few_queries.attend if torch.compiler.is_compiling() else few_queries.attend
         return attend(work).transpose(1, 2).contiguous(), None
     return in_blocks(work, causal and mask is None, weighs)
 
 
 def in_blocks(work: Work, causal: bool, weighs: bool) -> tuple[Tensor, Tensor | None]:
-    """Any pattern, mask and device; in training each block is computed again for its gradient."""
+    """Attention in blocks, for any pattern, mask and device. In training each block is recomputed for its gradient."""
     length, groups = work.query.shape[2], work.query.shape[1] // work.key.shape[1]
     work = work._replace(key=repeat_kv(work.key, groups), value=repeat_kv(work.value, groups))
-    whole = weighs or torch.compiler.is_exporting()  # for any length, so that there is no count of blocks
+    whole = weighs or torch.compiler.is_exporting()  # an exported graph for any length has no fixed number of blocks
     starts = [0] if whole else range(0, length, BLOCK)
     run: Callable[..., tuple[Tensor, Tensor | None]] = partial(_block, work, causal, weighs)
     if torch.is_grad_enabled() and len(starts) > 1:
         run = partial(checkpoint, run, use_reentrant=False)
-    # From the end: later blocks see more, and what they leave behind is large enough for the others.
+    # From the end: later blocks see more keys, and the memory that they free is large enough for the earlier ones.
     parts = [run(start, length if whole else min(start + BLOCK, length)) for start in reversed(starts)]
     output = torch.cat([part for part, _ in reversed(parts)], 2).transpose(1, 2).contiguous()
     return output, parts[0][1] if weighs else None
 
 
 def _block(work: Work, causal: bool, weighs: bool, start: int, end: int) -> tuple[Tensor, Tensor | None]:
-    """Queries start..end over the keys that any of them sees, or over all keys where weights are wanted."""
+    """Attention of queries start..end over the keys that any of them sees, or over all keys if weights are wanted."""
     part = slice(start, end)
     at, keys_at = work.at[:, part], work.keys_at
     mask = None if work.mask is None else work.mask[:, :, part, : keys_at.shape[1]]
@@ -136,7 +143,7 @@ def _block(work: Work, causal: bool, weighs: bool, start: int, end: int) -> tupl
 
 
 def zone_scores(work: Work, query: Tensor, key: Tensor, at: Tensor, keys_at: Tensor) -> Tensor:
-    """Scores in fp32, each pair's from the zone that it is in; pairs that are in none get the least number."""
+    """Scores in fp32, each pair's from its zone. Pairs in no zone get the lowest finite number."""
     scores: Tensor | None = None
     for zone in work.pattern.zones(at, keys_at):
         q, k = query, key

@@ -141,7 +141,7 @@ class Scheme(CheckedOptions):
         return self
 
     @property
-    def tempers(self) -> bool:
+    def has_temperature(self) -> bool:
         """Whether a temperature was asked for, in any layer."""
         return self.temperature is not None
 
@@ -191,7 +191,7 @@ class Scheme(CheckedOptions):
     def options(self) -> dict[str, Any]:
         """The options that were given, as JSON can hold them."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {k: _written(v) for k, v in given.items() if v is not None}
+        return {k: _json_value(v) for k, v in given.items() if v is not None}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Scheme:
@@ -204,7 +204,7 @@ class Scheme(CheckedOptions):
         return cls(**values)
 
 
-def _written(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A value of an option as JSON holds it."""
     if isinstance(value, TemperatureKind):
         return value.options()

@@ -16,7 +16,7 @@ from .frequencies import Frequencies, base_frequencies, proportional_frequencies
 from .rotary import RotaryScheme
 
 
-def clipped(inv_freq: Frequencies, pairs: int, taper: bool) -> Frequencies:
+def clip_frequencies(inv_freq: Frequencies, pairs: int, taper: bool) -> Frequencies:
     """The last pairs at 0, or fading to 0 as (1 + cos t)/2 does from t = 0 at the first of them to pi at the last."""
     first = len(inv_freq) - pairs
 
@@ -28,7 +28,7 @@ def clipped(inv_freq: Frequencies, pairs: int, taper: bool) -> Frequencies:
     return tuple(f if i < first else f * share(i) for i, f in enumerate(inv_freq))
 
 
-def unfinished(inv_freq: Frequencies, length: int) -> int:
+def count_unfinished(inv_freq: Frequencies, length: int) -> int:
     """How many of the slowest pairs have waves longer than a text."""
     whole = [2 * math.pi / f <= length if f > 0 else False for f in inv_freq]
     return len(whole) - max((i + 1 for i, seen in enumerate(whole) if seen), default=0)
@@ -56,16 +56,16 @@ class Clip(RotaryScheme):
 
     def effect(self, geometry: Geometry) -> Effect:
         inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
-        pairs = unfinished(inv_freq, geometry.trained_length) if self.pairs is None else self.pairs
+        pairs = count_unfinished(inv_freq, geometry.trained_length) if self.pairs is None else self.pairs
         if pairs > len(inv_freq):
             raise PosencError(f"pairs={pairs} of this model cannot be clipped: it has {len(inv_freq)}.")
-        left = clipped(inv_freq, pairs, self.taper)
+        left = clip_frequencies(inv_freq, pairs, self.taper)
         rotation = Rotation(
-            inv_freq=left, attention_scaling=scaling, rope_parameters=self._written(geometry, left, pairs)
+            inv_freq=left, attention_scaling=scaling, rope_parameters=self._rope_parameters(geometry, left, pairs)
         )
         return Effect(rotation=rotation)
 
-    def _written(self, geometry: Geometry, left: Frequencies, pairs: int) -> dict[str, Any] | None:
+    def _rope_parameters(self, geometry: Geometry, left: Frequencies, pairs: int) -> dict[str, Any] | None:
         """The cut as transformers would write it: it knows one of plain RoPE that rotates whole heads."""
         theta, dim = self.theta(geometry), geometry.rotary_dim
         if geometry.rope is not None and geometry.rope.get("rope_type", "default") != "default":

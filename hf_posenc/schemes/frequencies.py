@@ -197,7 +197,7 @@ MSCALES = ("short_mscale", "long_mscale")
 """Where vLLM reads the attention factor of a `longrope`."""
 
 
-def as_longrope(geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span) -> dict[str, Any]:
+def longrope_parameters(geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span) -> dict[str, Any]:
     """Any fixed set of frequencies as `rope_parameters`: `longrope`, one list for short and long, never switches."""
     assert geometry.rope is not None
     theta = float(geometry.rope["rope_theta"])

@@ -174,7 +174,7 @@ class _Source:
             return torch.ones(rows, dtype=torch.bool)
         return ~TRAINED[self.scheme.resize or "linear"](self.geometry.trained_length, rows)
 
-    def restored(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
+    def restore(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
         if native is None:  # its weights come with those of the model
             return self.module(None, like)
         weight = native.weight.detach()

@@ -20,7 +20,7 @@ class Linear(RescaledRope):
     name = "linear"
     summary = "RoPE, positions divided by the factor"
 
-    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+    def rescale(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return linear_frequencies(inv_freq, factor)
 
     def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Llama3(RescaledRope):
     def ranges(self, geometry: Geometry) -> dict[str, Range]:
         return {"low_freq_factor": Range(0.25, 2.0, log=True), "high_freq_factor": Range(2.5, 16.0, log=True)}
 
-    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+    def rescale(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return llama3_frequencies(inv_freq, factor, length, self.low_freq_factor, self.high_freq_factor)
 
     def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from ..core.effects import Effect, FollowingRotation, Geometry, Rotation
 from ..errors import PosencError
 from .base import register_scheme
 from .frequencies import (
-    as_longrope,
     base_frequencies,
     longrope_attention_factor,
     longrope_frequencies,
+    longrope_parameters,
     refuse_degenerate,
     yarn_frequencies,
 )
@@ -69,7 +69,7 @@ class LongRope(RotaryScheme):
         else:
             scaling *= float(self.attention_factor)
         if short == long:  # nothing changes at the border, and transformers' own says the same
-            parameters = as_longrope(geometry, long, scaling, reach) if geometry.rope is not None else None
+            parameters = longrope_parameters(geometry, long, scaling, reach) if geometry.rope is not None else None
             return Effect(rotation=Rotation(inv_freq=long, attention_scaling=scaling, rope_parameters=parameters))
         return Effect(rotation=self._rotation(short, long, scaling, reach.trained))
 

@@ -45,7 +45,7 @@ class Ntk(RescaledRope):
         factor = self.span(geometry).factor or 1.0
         return {"alpha": Range(factor, 16 * factor, log=True)}
 
-    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+    def rescale(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return ntk_frequencies(inv_freq, self.alpha_for(inv_freq, factor, length))
 
     def alpha_for(self, inv_freq: Sequence[float], factor: float, length: int) -> float:

@@ -78,5 +78,5 @@ class VisibleScheme(PatternScheme):
         return Effect(table=OwnTable(), rotation=rotation, pattern=self.pattern(geometry))
 
 
-def rounded_up(number: float) -> int:
+def round_up(number: float) -> int:
     return math.ceil(number - 1e-9)

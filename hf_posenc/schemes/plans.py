@@ -70,8 +70,8 @@ class Plan(Scheme):
         return any(part.scheme.rescales for part in self.parts)
 
     @property
-    def tempers(self) -> bool:
-        return any(part.scheme.tempers for part in self.parts)
+    def has_temperature(self) -> bool:
+        return any(part.scheme.has_temperature for part in self.parts)
 
     @property
     def apart(self) -> bool:
@@ -131,7 +131,7 @@ class Draft:
             if selector == REST:
                 rest = scheme
                 continue
-            chosen = _chosen(selector, layers, types)
+            chosen = _select_layers(selector, layers, types)
             for index in chosen:
                 if index in taken:
                     raise PosencError(f"Layer {index} is in two groups of the plan, {taken[index]!r} and {name!r}.")
@@ -157,11 +157,11 @@ def _name(selector: Selector) -> str:
     return str(selector).strip().replace("/", "|")
 
 
-def _chosen(selector: Selector, layers: int, types: Sequence[str]) -> list[int]:
+def _select_layers(selector: Selector, layers: int, types: Sequence[str]) -> list[int]:
     """The layers that a selector means; raises where there are none, or no such ones."""
     every = range(layers)
     if isinstance(selector, str):
-        selector = _understood(selector.strip(), layers, types)
+        selector = _parse_selector(selector.strip(), layers, types)
     if isinstance(selector, bool):
         raise PosencError(f"{selector} selects no layers: give an index, a slice, 'every 4th', 'first 2', 'last 2'.")
     if isinstance(selector, int):
@@ -169,20 +169,20 @@ def _chosen(selector: Selector, layers: int, types: Sequence[str]) -> list[int]:
     found = (
         list(every[selector]) if isinstance(selector, slice)
         else [index for index in every if selector(index)] if callable(selector)
-        else [_index(index, layers) for index in selector]
+        else [_check_index(index, layers) for index in selector]
     )  # fmt: skip
     if not found:
         raise PosencError(f"{selector!r} selects none of the {layers} layers.")
     return sorted(set(found))
 
 
-def _index(index: Any, layers: int) -> int:
+def _check_index(index: Any, layers: int) -> int:
     if isinstance(index, bool) or not isinstance(index, int) or not -layers <= index < layers:
         raise PosencError(f"Layer {index!r} is none of the {layers} layers of this model, 0 to {layers - 1}.")
     return index % layers
 
 
-def _understood(text: str, layers: int, types: Sequence[str]) -> Selector:
+def _parse_selector(text: str, layers: int, types: Sequence[str]) -> Selector:
     words, cut = WORDS.fullmatch(text), SLICE.fullmatch(text)
     if words and words["step"]:
         step = int(words["step"])
@@ -223,11 +223,11 @@ def irope(every: int = 4, floor: int = 8192, beta: float = 0.1) -> dict[Selector
 NAMED: dict[str, Callable[..., dict[Selector, Any]]] = {"swan": swan, "rnope_swa": rnope_swa, "irope": irope}
 
 
-Asked = Scheme | Draft
+SchemeOrDraft = Scheme | Draft
 """What a user asked for."""
 
 
-def asked_from(given: Any, options: Mapping[str, Any]) -> Asked:
+def scheme_or_plan(given: Any, options: Mapping[str, Any]) -> SchemeOrDraft:
     """A scheme or a plan, from whatever names one."""
     return plan_from(given, options) if is_plan(given) else scheme_from(given, options)
 
@@ -252,7 +252,7 @@ def plan_from(given: Any, options: Mapping[str, Any]) -> Draft:
             raise PosencError(f"The plan {given!r} takes {', '.join(known)}; got {', '.join(told)}.") from None
         told = {}
     elif isinstance(given, str):
-        given = _read(given)
+        given = _split_groups(given)
     if told:
         raise PosencError(f"{', '.join(told)} beside a plan: options belong to the scheme of a group.")
     if isinstance(given, Draft):
@@ -265,15 +265,15 @@ def plan_from(given: Any, options: Mapping[str, Any]) -> Draft:
         )
     if [selector for selector, _ in groups].count(REST) > 1:
         raise PosencError("A plan has one group 'rest'.")
-    return Draft(tuple((selector, _scheme(asked, shared)) for selector, asked in groups))
+    return Draft(tuple((selector, _group_scheme(asked, shared)) for selector, asked in groups))
 
 
-def _scheme(asked: Any, shared: Mapping[str, Any]) -> Scheme | None:
+def _group_scheme(asked: Any, shared: Mapping[str, Any]) -> Scheme | None:
     if asked is None or asked == OWN:
         return None
     if isinstance(asked, str):
-        name, *pairs = _words(asked)
-        asked = (name, dict(map(_pair, pairs)))
+        name, *pairs = _split_words(asked)
+        asked = (name, dict(map(_parse_option, pairs)))
     if isinstance(asked, Mapping):
         asked = (asked.get("name"), {key: value for key, value in asked.items() if key != "name"})
     if isinstance(asked, Scheme):
@@ -290,7 +290,7 @@ def _scheme(asked: Any, shared: Mapping[str, Any]) -> Scheme | None:
     return made
 
 
-def _read(text: str) -> dict[str, str]:
+def _split_groups(text: str) -> dict[str, str]:
     """`every 4th: none; rest: window window=4096`; a slice has no space behind its colon."""
     groups = {}
     for group in filter(None, (piece.strip() for piece in text.split(";"))):
@@ -303,12 +303,12 @@ def _read(text: str) -> dict[str, str]:
     return groups
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Words; what is in quotes is one: `none temperature='drope c=0.2'`."""
     return [word.replace("'", "") for word in re.findall(r"(?:[^\s']|'[^']*')+", text)]
 
 
-def _pair(word: str) -> tuple[str, Any]:
+def _parse_option(word: str) -> tuple[str, Any]:
     key, equals, value = word.partition("=")
     if not equals:
         raise PosencError(f"An option of a scheme in a plan is name=value, as in 'window window=4096'; got {word!r}.")

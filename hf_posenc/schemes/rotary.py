@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..core.effects import Effect, Geometry, Rotation
 from .base import Scheme
-from .frequencies import as_longrope, base_frequencies
+from .frequencies import base_frequencies, longrope_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class RescaledRope(RotaryScheme):
         inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
         reach = self.span(geometry)
         assert reach.factor is not None
-        scaled = self.rescaled(inv_freq, reach.factor, reach.trained)
+        scaled = self.rescale(inv_freq, reach.factor, reach.trained)
         attention = self.attention_factor_for(reach.factor, reach.trained)
         if geometry.rope is None or geometry.rope.get("rope_type", "default") == "default":
             written = self.rope_parameters(reach.factor, reach.trained, geometry)
             parameters: dict[str, Any] | None = {"rope_theta": self.theta(geometry), **written}
         else:  # a RoPE that is scaled already
-            parameters = as_longrope(geometry, scaled, attention * scaling, reach) if min(scaled) > 0 else None
+            parameters = longrope_parameters(geometry, scaled, attention * scaling, reach) if min(scaled) > 0 else None
         rotation = Rotation(
             inv_freq=scaled,
             attention_scaling=attention * scaling,
@@ -55,7 +55,7 @@ class RescaledRope(RotaryScheme):
         )
         return Effect(rotation=rotation)
 
-    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+    def rescale(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         raise NotImplementedError
 
     def attention_factor_for(self, factor: float, length: int) -> float:

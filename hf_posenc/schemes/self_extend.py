@@ -9,7 +9,7 @@ from ..core.patterns import Banded, Far, Pattern
 from ..core.ranges import Range
 from ..errors import PosencError
 from .base import register_scheme
-from .pattern import TwoPositionScheme, rounded_up
+from .pattern import TwoPositionScheme, round_up
 
 
 @register_scheme
@@ -35,7 +35,7 @@ class SelfExtend(TwoPositionScheme):
 
     def ranges(self, geometry: Geometry) -> dict[str, Range]:
         reach = self.span(geometry)
-        widest, least = max(3 * reach.trained // 4, 2), max(rounded_up(reach.target / reach.trained), 1)
+        widest, least = max(3 * reach.trained // 4, 2), max(round_up(reach.target / reach.trained), 1)
         return {
             "window": Range(max(reach.trained // 16, 1), widest, log=True, whole=True),
             "group": Range(least, 8 * least, log=True, whole=True),  # what falls short of the target is refused
@@ -49,10 +49,10 @@ class SelfExtend(TwoPositionScheme):
         room = 2 * reach.trained / 3 - window
         if self.group is None and room < 1:
             raise PosencError(f"window={window} leaves no room in {reach.trained} tokens; give group= as well.")
-        group = self.group or max(rounded_up((reach.target - window) / room), 1)
+        group = self.group or max(round_up((reach.target - window) / room), 1)
         longest = (reach.trained - window) * group + window
         if longest < reach.target:
-            least = rounded_up((reach.target - window) / (reach.trained - window))
+            least = round_up((reach.target - window) / (reach.trained - window))
             raise PosencError(
                 f"window={window} and group={group} reach {longest} tokens, (L - window) * group + window, and "
                 f"{reach.target} are wanted: a group of {least} or more does."

@@ -184,7 +184,7 @@ def temperature_from(given: object) -> TemperatureKind | None:
     if given is None or isinstance(given, TemperatureKind):
         return given
     if isinstance(given, str):
-        given = _read(given)
+        given = _parse(given)
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         raise PosencError(
             f"temperature={given!r} is none: give a name, as in temperature='log', or a name and its options, as in "
@@ -201,7 +201,7 @@ def temperature_from(given: object) -> TemperatureKind | None:
     return cls(**options)
 
 
-def _read(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     """`drope c=0.2`"""
     name, *pairs = text.split() or [""]
     found: dict[str, Any] = {"kind": name}

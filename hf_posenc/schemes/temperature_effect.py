@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation, Span
 from ..core.temperatures import ConstantTemperature
-from .frequencies import as_longrope
+from .frequencies import longrope_parameters
 from .temperature import Ministral, TemperatureKind
 
 BETA = "llama_4_scaling_beta"
@@ -49,5 +49,5 @@ def _fold_into_rotation(effect: Effect, factor: float, geometry: Geometry, reach
     if "attention_factor" in said:
         said["attention_factor"] = scaling
     else:
-        said = as_longrope(geometry, pairs, scaling, reach)
+        said = longrope_parameters(geometry, pairs, scaling, reach)
     return Rotation(inv_freq=pairs, attention_scaling=scaling, rope_parameters=said)

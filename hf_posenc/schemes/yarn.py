@@ -52,7 +52,7 @@ class Yarn(RescaledRope):
             "attention_factor": Range(0.9, 1.6),
         }
 
-    def rescaled(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
+    def rescale(self, inv_freq: Sequence[float], factor: float, length: int) -> tuple[float, ...]:
         return yarn_frequencies(inv_freq, factor, length, self.beta_fast, self.beta_slow, self.truncate)
 
     def attention_factor_for(self, factor: float, length: int) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..compat.kernels import KernelMode, detached
+from ..compat.kernels import KernelMode, detach_all
 from ..errors import PosencError
 from .settings import TrainSettings
 
@@ -57,7 +57,7 @@ class Keep(KernelMode):
     def kernel(self, name: str, args: Any, run: Callable[[], Any]) -> Any:
         given = run()
         if is_attention(name):
-            self.kept.append(((name, shapes(args)), detached(given)))
+            self.kept.append(((name, shapes(args)), detach_all(given)))
         return given
 
 
@@ -82,7 +82,7 @@ class GiveBack(KernelMode):
                 "of it (train.recompute_attention: true)."
             )
         self.next += 1
-        return detached(given)
+        return detach_all(given)
 
 
 def shapes(args: Any) -> list[torch.Size]:

@@ -136,7 +136,7 @@ def non_causal_need(link: Any) -> str | None:
     """What an attention layer needs besides the causal mask."""
     if link.shared.pattern is not None:
         return "chooses keys, or counts their distance, by its own rule"
-    if link.shared.late:
+    if link.shared.rotates_after_caching:
         return "rotates all keys anew for each length that a query sees"
     if link.bias is not None and link.bias.key_slopes is None:
         return "adds a bias to each pair of tokens"

@@ -189,10 +189,10 @@ class ContextTrainer(WatchedTrainer):
                 found[kind] = str(rounded.get(name, parameter.dtype)).removeprefix("torch.")
         return dict(sorted(found.items()))
 
-    def to_save(self, state: Any) -> Any:
+    def state_to_save(self, state: Any) -> Any:
         return rounded_state(self.accelerator.unwrap_model(self.model), state) if self.rounding else state
 
-    def saved(self, folder: Path) -> None:
+    def after_save(self, folder: Path) -> None:
         model = self.accelerator.unwrap_model(self.model)
         if not hasattr(model, "peft_config"):
             return
@@ -203,7 +203,7 @@ class ContextTrainer(WatchedTrainer):
         noted = {**json.loads(config.read_text()), "base_model_name_or_path": self.settings.model.path}
         config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
 
-    def checkpointed(self, folder: Path) -> None:
+    def after_checkpoint(self, folder: Path) -> None:
         self.accelerator.wait_for_everyone()  # every process has written its random state
         if self.args.should_save:
             self.clock.now().write(folder)

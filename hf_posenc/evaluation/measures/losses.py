@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from ...compat.models import is_stateful
-from ...compat.pytorch import uncompiled
+from ...compat.pytorch import unwrap_compiled
 from ...errors import PosencError
 from ...patching.lengths import found_places
 from ...patching.live import bare, is_patched, links
@@ -76,7 +76,7 @@ class Pass:
     """One pass of a model over tokens, whose logits are asked for slice by slice. The body runs at the first."""
 
     def __init__(self, model: Any, ids: Tensor, at: int = 0, cache: Any = None):
-        self.model = uncompiled(model)
+        self.model = unwrap_compiled(model)
         self.inner = bare(model)
         self.ids = ids.to(embedding(self.inner).device)
         self.given: dict[str, Any] = {"return_dict": True}
