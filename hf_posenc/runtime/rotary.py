@@ -35,6 +35,7 @@ class Rotary(Moving):
     def __init__(self, inner: nn.Module, tells: bool = False):
         super().__init__()
         self.inner, self.tells = inner, tells
+        self._keep_from_initialization()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         angles = self.inner(*args, **kwargs)
@@ -46,6 +47,12 @@ class Rotary(Moving):
 
     def moved(self, move: Callable[[], object]) -> None:
         apply_but_keep_fp32(self.inner, move)
+        self._keep_from_initialization()
+
+    def _keep_from_initialization(self) -> None:
+        """transformers computes frequencies anew when weights are initialized, from what the module was before."""
+        for buffer in self.inner.buffers():
+            buffer._is_hf_initialized = True  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
         try:
