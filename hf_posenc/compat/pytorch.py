@@ -140,7 +140,15 @@ def parameter_of(module: nn.Module, name: str) -> nn.Parameter | None:
     return module._parameters[name]
 
 
-class Moving(nn.Module):
+class Uncalled(nn.Module):
+    """A module that may hold numbers alone."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """torch's own stand-in for a forward cannot be pickled once accelerate has taken hold of it."""
+        raise NotImplementedError(f"{type(self).__name__} computes nothing")
+
+
+class Moving(Uncalled):
     """A module that has a say whenever it is cast or moved, alone or with the model that it is a part of."""
 
     def moved(self, move: Callable[[], object]) -> None:
@@ -153,7 +161,7 @@ class Moving(nn.Module):
         return self
 
 
-class Stored(nn.Module):
+class Stored(Uncalled):
     """A module that has a say in what state dicts hold of it."""
 
     def stored(self, state: dict[str, Any], prefix: str) -> None:

@@ -33,6 +33,10 @@ LOOKS_AHEAD = (
     "that came before. Give a causal mask, or patch the model with a scheme that heeds any mask: one that rescales "
     "RoPE, 'alibi', 't5'."
 )
+TRACED = (
+    "torch.jit.trace writes down what was done for one example. A patched model does other things at other lengths: "
+    "use torch.export or torch.compile."
+)
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 Output = tuple[Tensor, Tensor | None]
 
@@ -65,6 +69,8 @@ def attend(
         mask, grid = link.unpacked(attention_mask)
         return kernel(module, *link.rotate(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
+    if torch.jit.is_tracing():
+        raise PosencError(TRACED)
     device = query.device.type
     if not torch.is_autocast_enabled(device) or (kernel is kernels.eager and link.shared.pattern is None):
         return _attend(kernel, module, link, query, key, value, attention_mask, posenc_call, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from ..compat.caches import query_offset
 from ..compat.models import attention_of
+from ..compat.pytorch import changes_of
 from ..core.biases import Bias
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
@@ -44,16 +46,18 @@ class PassMemo:
     """What the first layer of a pass found out, for the others. No part of a model's state: any two are alike."""
 
     def __init__(self) -> None:
-        self.found: tuple[Any, Any] = (lambda: None, None)
+        self.found: tuple[tuple[Any, int], Any] = ((lambda: None, 0), None)
 
     def __call__(self, key: Tensor, find: Callable[[], Any], first: bool) -> Any:
         """`key`: a tensor that all layers of one pass are given, and those of no other pass."""
         if torch.compiler.is_compiling():
             return find()
-        of, found = self.found
-        if first or of() is not key:
+        (of, changes), found = self.found
+        # The first layer always looks: nobody counts how often a tensor of inference mode was changed.
+        now = -1 if key.is_inference() else changes_of(key)
+        if first or of() is not key or changes != now:
             found = find()
-            self.found = (weakref.ref(key), found)
+            self.found = ((weakref.ref(key), now), found)
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -146,7 +150,14 @@ class Link:
         self.mask = next((n for n in MASKS if n in names), MASKS[0])
         # Layers that take over the keys of another one have none in the cache.
         self.borrows = bool(getattr(layer, "is_kv_shared_layer", False))
-        self.slot = getattr(layer, "kv_shared_layer_index" if self.borrows else "layer_idx", None)
+        self.slot = "kv_shared_layer_index" if self.borrows else "layer_idx"
+        """The attribute that says which place in the cache is the layer's: who prunes layers numbers them anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Link:
+        """A layer that is copied alone shares with its model what others share with it."""
+        twin = copy.copy(self)
+        twin.root = memo.get(id(self.root), self.root)
+        return twin
 
     @property
     def first(self) -> bool:
@@ -229,10 +240,10 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return (), {**kwargs, "posenc_call": call}
     if shared.rotation is None and shared.pattern is None and link.bias is None:  # a temperature: no key is asked
         told = positions_in(kwargs)
-        start = 0 if told is not None else cache.get_query_offset(_slot(kwargs, link))
+        start = 0 if told is not None else cache.get_query_offset(_slot(module, kwargs, link))
         positions = _query_positions(module, kwargs, link, start)
         return (), {**kwargs, "posenc_call": Call(positions, positions, None)}
-    slot = _slot(kwargs, link)
+    slot = _slot(module, kwargs, link)
     if link.borrows:
         call = cache.layers[slot].call
     else:
@@ -255,9 +266,9 @@ def _planned_angles(kwargs: dict[str, Any], states: Tensor, link: Link) -> Any:
     return link.shared.turned(positions, lambda: link.rotary(states, positions, *kind), link.first)
 
 
-def _slot(kwargs: dict[str, Any], link: Link) -> int:
+def _slot(module: Any, kwargs: dict[str, Any], link: Link) -> int:
     """A layer's place in the cache: some models run a layer more than once in a pass, with a place for each time."""
-    return int(kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0))
+    return int(kwargs.get("layer_idx", getattr(module, link.slot, None)) + kwargs.get("cycle_offset", 0))
 
 
 def _note_gates(call: Call, link: Link, states: Tensor) -> None:

@@ -58,6 +58,8 @@ class Rotary(Moving):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name.startswith("_"):  # accelerate's hooks are those of one module
+                raise
             return getattr(super().__getattr__("inner"), name)
 
 

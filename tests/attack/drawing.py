@@ -202,6 +202,18 @@ def judge(cell: Cell) -> Reference:
     return Reference(cell.kind, cell.scheme, cell.options, patched(cell).state_dict(), cell.heat)
 
 
+@contextmanager
+def judged_by(cell: Cell, weights: dict[str, Tensor], swapped: bool = False) -> Iterator[None]:
+    """By other weights than those of the patched model; `swapped`: its two layers have changed places."""
+    known, other = judge(cell), Reference(cell.kind, cell.scheme, cell.options, weights, cell.heat)
+    own = known.w, known.parts
+    try:
+        known.w, known.parts = other.w, other.parts[::-1] if swapped else other.parts
+        yield
+    finally:
+        known.w, known.parts = own
+
+
 def meant(cell: Cell, ids: Tensor, at: Tensor | None = None, visible: Tensor | None = None, ahead: bool = False):
     """The reference's logits of one row, (tokens, words)."""
     n = len(ids)
