@@ -125,6 +125,11 @@ def is_compiled(model: Any) -> bool:
     return hasattr(model, "_orig_mod")
 
 
+def is_traced() -> bool:
+    """Whether torch.jit writes down what is done."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
+
+
 def assert_later(holds: Tensor, message: str) -> None:
     """Raise once the device knows that this does not hold: a compiled graph cannot stop to look."""
     torch._assert_async(holds, message)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from ..compat.pytorch import assert_later
+from ..compat.pytorch import assert_later, is_traced
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
 from . import kernels, layouts, relative, tiles
@@ -69,7 +69,7 @@ def attend(
         mask, grid = link.unpacked(attention_mask)
         return kernel(module, *link.rotate(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
-    if torch.jit.is_tracing():
+    if is_traced():
         raise PosencError(TRACED)
     device = query.device.type
     if not torch.is_autocast_enabled(device) or (kernel is kernels.eager and link.shared.pattern is None):

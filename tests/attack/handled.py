@@ -157,7 +157,7 @@ def _fits(handling: str, cell: Cell, way: str, early: bool) -> bool:
     if handling == "recomputed":  # the others have dropout
         return cell.kind in ("llama", "qwen3") and way != "cache"
     if handling == "offloaded":  # a sealed table has a row more in a state dict
-        return early or cell.scheme not in KEEPING or cell.kind not in OWN_TABLE
+        return early or cell.scheme not in (*KEEPING, "learned") or cell.kind not in OWN_TABLE
     return True
 
 
