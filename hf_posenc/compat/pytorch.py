@@ -128,6 +128,11 @@ def is_compiled(model: Any) -> bool:
     return hasattr(model, "_orig_mod")
 
 
+def is_traced() -> bool:
+    """Whether torch.jit writes down what is done."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
+
+
 def assert_later(holds: Tensor, message: str) -> None:
     """Raise when the device finds that `holds` is false. A compiled graph cannot stop to look at the value."""
     torch._assert_async(holds, message)
@@ -143,7 +148,15 @@ def parameter_of(module: nn.Module, name: str) -> nn.Parameter | None:
     return module._parameters[name]
 
 
-class MovableModule(nn.Module):
+class Uncalled(nn.Module):
+    """A module that may hold numbers alone."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """torch's own stand-in for a forward cannot be pickled once accelerate has replaced it."""
+        raise NotImplementedError(f"{type(self).__name__} computes nothing")
+
+
+class MovableModule(Uncalled):
     """A module with a method that runs when it is cast or moved, alone or as part of a model."""
 
     def on_move(self, move: Callable[[], object]) -> None:
@@ -156,7 +169,7 @@ class MovableModule(nn.Module):
         return self
 
 
-class SavableModule(nn.Module):
+class SavableModule(Uncalled):
     """A module that can change its entries in state dicts."""
 
     def after_saving(self, state: dict[str, Any], prefix: str) -> None:

@@ -19,7 +19,7 @@ from ..families import Stack
 from ..families.base import NO_TABLE, UNTOLD
 from ..families.places import Site, grid_size
 from ..runtime.grids import FLAG, GridReader, before_patches, resize_table
-from ..runtime.hooks import before_embeddings, before_first_layer
+from ..runtime.hooks import before_embeddings, before_first_layer, before_layers
 from ..runtime.positions import Link
 from .edits import Edit, Hook, Swap
 from .sizes import stored_grid
@@ -121,7 +121,15 @@ def _first_layer_edits(stack: Stack, source: TableSource) -> list[Edit]:
         Swap(stack.root, "posenc_table", table),
         Swap(first, "posenc_link", Link(stack.root)),
         Hook(first, before_first_layer),
+        Swap(stack.root, "posenc_layers", _path_of_layers(stack.root, first)),
+        Hook(stack.root, before_layers),
     ]
+
+
+def _path_of_layers(root: nn.Module, first: nn.Module) -> str:
+    """The name of the list that begins with a layer."""
+    lists = ((path, module) for path, module in root.named_modules() if isinstance(module, nn.ModuleList))
+    return next(path for path, module in lists if len(module) and module[0] is first)
 
 
 def _grid_edits(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from ..compat.pytorch import assert_later
+from ..compat.pytorch import assert_later, is_traced
 from ..core.effects import FollowingRotation
 from ..errors import PosencError
 from . import kernels, layouts, relative, tiles
@@ -32,6 +32,10 @@ LOOKS_AHEAD = (
     "The attention mask lets tokens see ahead (a prefix, the tokens of an image), and this scheme chooses among keys "
     "that came before. Give a causal mask, or patch the model with a scheme that heeds any mask: one that rescales "
     "RoPE, 'alibi', 't5'."
+)
+TRACED = (
+    "torch.jit.trace writes down what was done for one example. A patched model does other things at other lengths: "
+    "use torch.export or torch.compile."
 )
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 Output = tuple[Tensor, Tensor | None]
@@ -65,6 +69,8 @@ def attend(
         mask, grid = link.unpack(attention_mask)
         return kernel(module, *link.rotate(query, key, grid), value, mask, **kwargs)
     assert posenc_call is not None
+    if is_traced():
+        raise PosencError(TRACED)
     device = query.device.type
     if not torch.is_autocast_enabled(device) or (kernel is kernels.eager and link.shared.pattern is None):
         return _attend(kernel, module, link, query, key, value, attention_mask, posenc_call, **kwargs)

@@ -12,8 +12,23 @@ from ..families.places import argument_names
 from .positions import named_arguments, positions_in
 
 
+def before_layers(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises where another layer has come to be the first, and so nothing would add positions to the input."""
+    if getattr(_first_layer(root), "posenc_link", None) is None:
+        raise PosencError(
+            "This model adds positions to the input of its first layer, and another layer has come to be the first. "
+            "Call unpatch_model before layers are changed, and patch_model after it."
+        )
+
+
+def _first_layer(root: Any) -> Any:
+    return root.get_submodule(root.posenc_layers)[0]
+
+
 def before_first_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Adds the vectors of a table to the input of the first layer, on families that have no table of their own."""
+    if _first_layer(layer.posenc_link.root) is not layer:  # a copy of the first, further up
+        return None
     given, name = named_arguments(layer, args, kwargs), argument_names(layer)[0]
     states, positions = given[name], positions_in(given)
     if positions is None:

@@ -6,6 +6,7 @@ passes on to `attention.attend`.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from ..compat.caches import query_offset
 from ..compat.models import attention_of
+from ..compat.pytorch import changes_of
 from ..core.biases import Bias
 from ..core.effects import FollowingRotation, Rotation
 from ..core.patterns import Banded, Pattern
@@ -51,17 +53,19 @@ class PassMemo:
     """
 
     def __init__(self) -> None:
-        self.found: tuple[Any, Any] = (lambda: None, None)
+        self.found: tuple[tuple[Any, int], Any] = ((lambda: None, 0), None)
 
     def __call__(self, key: Tensor, find: Callable[[], Any], first: bool) -> Any:
         """The result of `find`, or the remembered one. `key` is a tensor that all layers of this pass get, and no
         layer of another pass. The first layer always computes."""
         if torch.compiler.is_compiling():
             return find()
-        of, found = self.found
-        if first or of() is not key:
+        (of, changes), found = self.found
+        # The first layer always looks: nobody counts how often a tensor of inference mode was changed.
+        now = -1 if key.is_inference() else changes_of(key)
+        if first or of() is not key or changes != now:
             found = find()
-            self.found = (weakref.ref(key), found)
+            self.found = ((weakref.ref(key), now), found)
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -158,7 +162,14 @@ class Link:
         self.mask = next((n for n in MASKS if n in names), MASKS[0])
         # Layers that share the keys of another layer have no slot of their own in the cache.
         self.shares_keys = bool(getattr(layer, "is_kv_shared_layer", False))
-        self.slot = getattr(layer, "kv_shared_layer_index" if self.shares_keys else "layer_idx", None)
+        self.slot = "kv_shared_layer_index" if self.shares_keys else "layer_idx"
+        """The attribute that holds the layer's index in the cache. Pruning a model numbers its layers anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Link:
+        """The copy of a single layer shares with the model what all its layers share."""
+        twin = copy.copy(self)
+        twin.root = memo.get(id(self.root), self.root)
+        return twin
 
     @property
     def first(self) -> bool:
@@ -241,14 +252,13 @@ def before_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             angles = shared.recall(positions, partial(shared.angles, positions), link.first)
             call.angles = (angles, angles)
         return (), {**kwargs, "posenc_call": call}
-    if (
-        shared.rotation is None and shared.pattern is None and link.bias is None
-    ):  # only a temperature, which does not need keys
+    # A temperature alone does not need keys.
+    if shared.rotation is None and shared.pattern is None and link.bias is None:
         told = positions_in(kwargs)
-        start = 0 if told is not None else cache.get_query_offset(_slot(kwargs, link))
+        start = 0 if told is not None else cache.get_query_offset(_slot(module, kwargs, link))
         positions = _query_positions(module, kwargs, link, start)
         return (), {**kwargs, "posenc_call": Call(positions, positions, None)}
-    slot = _slot(kwargs, link)
+    slot = _slot(module, kwargs, link)
     if link.shares_keys:
         call = cache.layers[slot].call
     else:
@@ -274,9 +284,9 @@ def _planned_angles(kwargs: dict[str, Any], states: Tensor, link: Link) -> Any:
     return link.shared.turned(positions, lambda: link.rotary(states, positions, *kind), link.first)
 
 
-def _slot(kwargs: dict[str, Any], link: Link) -> int:
+def _slot(module: Any, kwargs: dict[str, Any], link: Link) -> int:
     """A layer's index in the cache. Some models run a layer several times in a pass, with an index for each time."""
-    return int(kwargs.get("layer_idx", link.slot) + kwargs.get("cycle_offset", 0))
+    return int(kwargs.get("layer_idx", getattr(module, link.slot, None)) + kwargs.get("cycle_offset", 0))
 
 
 def _note_gates(call: Call, link: Link, states: Tensor) -> None:

@@ -35,6 +35,7 @@ class Rotary(MovableModule):
     def __init__(self, inner: nn.Module, carries_positions: bool = False):
         super().__init__()
         self.inner, self.carries_positions = inner, carries_positions
+        self._keep_from_initialization()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         angles = self.inner(*args, **kwargs)
@@ -46,11 +47,19 @@ class Rotary(MovableModule):
 
     def on_move(self, move: Callable[[], object]) -> None:
         apply_but_keep_fp32(self.inner, move)
+        self._keep_from_initialization()
+
+    def _keep_from_initialization(self) -> None:
+        """transformers computes frequencies anew when weights are initialized, from what the module was before."""
+        for buffer in self.inner.buffers():
+            buffer._is_hf_initialized = True  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name.startswith("_"):  # accelerate's hooks are those of one module
+                raise
             return getattr(super().__getattr__("inner"), name)
 
 

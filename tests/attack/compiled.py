@@ -3,53 +3,95 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
 from attack.caches import Held
-from attack.drawing import Cell, Drawn, compare, drawn_cell, drawn_ids, meant
+from attack.drawing import Cell, Drawn, Wrong, compare, drawn_cell, drawn_ids, meant
 from attack.passes import _left
+from torch._dynamo.utils import counters
 from transformers import DynamicCache, StaticCache
 
 BACKENDS = ("eager", "aot_eager")
 
 
-def drawn_compilation(draw: random.Random, backends: tuple[str, ...] = BACKENDS) -> Drawn:
+def drawn_compilation(draw: random.Random) -> Drawn:
     """One graph for several batches: whole ones and padded ones, each length another."""
     cell = drawn_cell(draw, ("llama", "gpt2", "bert"))
-    dynamic, backend = draw.choice((None, True)), draw.choice(backends)
+    dynamic, backend = draw.choice((None, True)), draw.choice(BACKENDS)
     batches = [[drawn_ids(draw, draw.randint(2, 60)) for _ in range(2)] for _ in range(3)]
     case = Drawn("compile", cell, dict(dynamic=dynamic, backend=backend))
 
     def run(model: Any, cell: Cell) -> None:
-        torch._dynamo.reset()
-        compiled = torch.compile(model, backend=backend, dynamic=dynamic)
-        for rows in batches:
-            inputs, expected = _left(cell, rows, 0.0)
-            with torch.no_grad():
-                found = compiled(**inputs).logits
-            for row, (where, told) in enumerate(expected()):
-                compare(cell, found[row, where], told, f"row {row}")
+        graphs = Graphs()
+        judge_batches(torch.compile(model, backend=backend, dynamic=dynamic), cell, batches)
+        graphs.check()
 
     case.run = run
     return case
 
 
 def drawn_inductor(draw: random.Random) -> Drawn:
-    made = draw.choice((drawn_compilation, drawn_decoding))
-    return made(draw, ("inductor",))
+    """Machine code, on one layer: two batches of one graph, or a graph of one length."""
+    cell = drawn_cell(draw, ("llama", "llama", "gpt2", "bert"))
+    cell = replace(cell, layers=2 if cell.scheme == "plan" else 1)
+    dynamic, kept = draw.random() < 0.6, cell.kind != "bert" and draw.random() < 0.3
+    width = draw.randint(34, 60)  # past what the model was trained at
+    widths = (width, draw.randint(4, 60)) if dynamic else (width, width)
+    batches = [[drawn_ids(draw, width), drawn_ids(draw, draw.randint(2, width))] for width in widths]
+    case = Drawn("inductor", cell, dict(dynamic=dynamic, decodes=kept))
+
+    def run(model: Any, cell: Cell) -> None:
+        graphs = Graphs()
+        compiled = torch.compile(model, dynamic=dynamic)
+        if kept:
+            past = StaticCache(config=model.config, max_cache_len=96)
+            held = Held(cell, model, past, batches[0], random.Random(0))
+            held.model = compiled
+            held.feed(1)
+            held.feed(1)
+        else:
+            judge_batches(compiled, cell, batches)
+        graphs.check()
+
+    case.run = run
+    return case
 
 
-def drawn_decoding(draw: random.Random, backends: tuple[str, ...] = BACKENDS) -> Drawn:
+class Graphs:
+    """How often torch compiled since, so that what it runs as it is does not pass for a graph."""
+
+    def __init__(self) -> None:
+        torch._dynamo.reset()
+        counters.clear()
+
+    def check(self) -> None:
+        if not counters["stats"]["unique_graphs"]:
+            raise Wrong("nothing was compiled")
+        if counters["graph_break"]:
+            raise Wrong(f"in pieces: {next(iter(counters['graph_break']))}")
+
+
+def judge_batches(compiled: Any, cell: Cell, batches: list[list[torch.Tensor]]) -> None:
+    for rows in batches:
+        inputs, expected = _left(cell, rows, 0.0)
+        with torch.no_grad():
+            found = compiled(**inputs).logits
+        for row, (where, told) in enumerate(expected()):
+            compare(cell, found[row, where], told, f"row {row}")
+
+
+def drawn_decoding(draw: random.Random) -> Drawn:
     """A prompt that is read as it is, left-padded or not, and steps that a graph takes, over either cache."""
     cell = drawn_cell(draw, ("llama", "gpt2"))
-    dynamic, backend, static = draw.choice((None, True)), draw.choice(backends), draw.random() < 0.6
+    dynamic, backend, static = draw.choice((None, True)), draw.choice(BACKENDS), draw.random() < 0.6
     rows = [drawn_ids(draw, draw.randint(1, 60)) for _ in range(draw.randint(1, 2))]
     case = Drawn("decode", cell, dict(dynamic=dynamic, backend=backend, static=static))
     seed = draw.random()
 
     def run(model: Any, cell: Cell) -> None:
-        torch._dynamo.reset()
+        graphs = Graphs()
         past = StaticCache(config=model.config, max_cache_len=96) if static else DynamicCache(config=model.config)
         held = Held(cell, model, past, rows, random.Random(seed))
         held.model = torch.compile(model, backend=backend, dynamic=dynamic)
@@ -61,6 +103,7 @@ def drawn_decoding(draw: random.Random, backends: tuple[str, ...] = BACKENDS) ->
             held.start([row[: 1 + len(row) // 2] for row in rows])
             held.model = torch.compile(model, backend=backend, dynamic=dynamic)
             held.feed(1)
+        graphs.check()
 
     case.run = run
     return case

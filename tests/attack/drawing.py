@@ -111,6 +111,7 @@ class Cell:
     dtype: str = "float32"
     kernel: str = "sdpa"
     heated: int | None = None
+    layers: int = 2
 
     @property
     def options(self) -> dict[str, Any]:
@@ -159,8 +160,9 @@ def blocks_of(size: int | None) -> Iterator[None]:
 
 
 @cache
-def original(kind: str, dtype: str, kernel: str) -> Any:
-    model = tiny(kind, head_dim=8) if kind in ("llama", "qwen3") else tiny(kind, max_position_embeddings=128)
+def original(kind: str, dtype: str, kernel: str, layers: int = 2) -> Any:
+    sizes = {"head_dim": 8} if kind in ("llama", "qwen3") else {"max_position_embeddings": 128}
+    model = tiny(kind, num_hidden_layers=layers, **sizes)
     model.set_attn_implementation(kernel)
     return model.to(DTYPES[dtype])
 
@@ -183,7 +185,7 @@ def asked(cell: Cell) -> tuple[Any, dict[str, Any]]:
 
 @cache
 def patched(cell: Cell) -> Any:
-    model = original(cell.kind, cell.dtype, cell.kernel)
+    model = original(cell.kind, cell.dtype, cell.kernel, cell.layers)
     if cell.scheme == NATIVE:
         return model
     given, options = asked(cell)
@@ -199,7 +201,19 @@ def patched(cell: Cell) -> Any:
 
 @cache
 def judge(cell: Cell) -> Reference:
-    return Reference(cell.kind, cell.scheme, cell.options, patched(cell).state_dict(), cell.heat)
+    return Reference(cell.kind, cell.scheme, cell.options, patched(cell).state_dict(), cell.heat, cell.layers)
+
+
+@contextmanager
+def judged_by(cell: Cell, weights: dict[str, Tensor], swapped: bool = False) -> Iterator[None]:
+    """By other weights than those of the patched model; `swapped`: its two layers have changed places."""
+    known, other = judge(cell), Reference(cell.kind, cell.scheme, cell.options, weights, cell.heat)
+    own = known.w, known.parts
+    try:
+        known.w, known.parts = other.w, other.parts[::-1] if swapped else other.parts
+        yield
+    finally:
+        known.w, known.parts = own
 
 
 def meant(cell: Cell, ids: Tensor, at: Tensor | None = None, visible: Tensor | None = None, ahead: bool = False):

@@ -15,6 +15,7 @@ from attack.compiled import drawn_compilation, drawn_decoding, drawn_export, dra
 from attack.drawing import NATIVE, Drawn, Wrong, blocks_of
 from attack.generation import drawn_generation
 from attack.gradients import drawn_gradients
+from attack.handled import drawn_handled
 from attack.pairs import drawn_pair
 from attack.parts import drawn_parts
 from attack.passes import drawn_pass
@@ -24,11 +25,12 @@ from attack.terms import drawn_terms
 from hf_posenc import PosencError
 
 MODES = {
-    "pass": (drawn_pass, 440),
+    "pass": (drawn_pass, 390),
     "cache": (drawn_cache, 240),
     "gradients": (drawn_gradients, 80),
     "generate": (drawn_generation, 60),
     "pair": (drawn_pair, 60),
+    "handled": (drawn_handled, 50),
     "store": (drawn_store, 50),
     "parts": (drawn_parts, 40),
     "terms": (drawn_terms, 26),

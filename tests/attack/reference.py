@@ -176,11 +176,19 @@ class Reference:
     causal = True
     scaling = DIM**-0.5
 
-    def __init__(self, kind: str, scheme: str, options: dict, state: dict[str, Tensor], heat: dict | None = None):
+    def __init__(
+        self,
+        kind: str,
+        scheme: str,
+        options: dict,
+        state: dict[str, Tensor],
+        heat: dict | None = None,
+        layers: int = 2,
+    ):
         self.kind, self.scheme, self.options = kind, scheme, options
         self.w = {name: tensor.double() for name, tensor in state.items()}
         self.causal = kind != "bert"
-        self.parts = [Part(scheme, options, heat, index=layer) for layer in range(2)]
+        self.parts = [Part(scheme, options, heat, index=layer) for layer in range(layers)]
         if scheme == "plan":
             first, second = options["layers"]
             tails = ("_0_0", "_rest_0" if first[0] == "native" else "_rest_1")
@@ -322,7 +330,7 @@ class Reference:
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w[name]
 
         x = w["model.embed_tokens.weight"][ids] + added
-        for n in range(2):
+        for n in range(len(self.parts)):
             p = f"model.layers.{n}."
             h = norm(x, p + "input_layernorm.weight")
             q, k, v = ((h @ w[f"{p}self_attn.{c}_proj.weight"].T).unflatten(-1, (-1, DIM)) for c in "qkv")
@@ -346,7 +354,7 @@ class Reference:
             return x @ w[name + ".weight"] + w[name + ".bias"]
 
         x = w["transformer.wte.weight"][ids] + added
-        for n in range(2):
+        for n in range(len(self.parts)):
             p = f"transformer.h.{n}."
             h = norm(x, p + "ln_1")
             q, k, v = (
@@ -369,7 +377,7 @@ class Reference:
         x = norm(
             w[e + "word_embeddings.weight"][ids] + w[e + "token_type_embeddings.weight"][0] + added, e + "LayerNorm"
         )
-        for n in range(2):
+        for n in range(len(self.parts)):
             p = f"bert.encoder.layer.{n}."
             q, k, v = (
                 linear(x, f"{p}attention.self.{c}").unflatten(-1, (HEADS, DIM)).transpose(0, 1)

@@ -24,13 +24,12 @@ from attack.drawing import (
     compare,
     drawn_cell,
     drawn_ids,
-    judge,
+    judged_by,
     meant,
     original,
     patched,
 )
 from attack.passes import _left
-from attack.reference import Reference
 from cells import LENGTH
 from safetensors.torch import load_file, save_file
 
@@ -63,15 +62,10 @@ def drawn_store(draw: random.Random) -> Drawn:
 
 def judged(cell: Cell, rows: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> Any:
     """By weights that are not those of the patched model."""
-    known = Reference(cell.kind, cell.scheme, cell.options, weights, cell.heat)
     width = max(map(len, rows))
-    own = judge(cell).w
-    try:
-        judge(cell).w = known.w
+    with judged_by(cell, weights):
         for row in rows:
             yield slice(width - len(row), width), meant(cell, row)
-    finally:
-        judge(cell).w = own
 
 
 def answered(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
