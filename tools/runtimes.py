@@ -1,7 +1,7 @@
 """What other runtimes make of patched checkpoints: `python tools/runtimes.py [RUNTIME ...]`, or `make runtimes`.
 
 Each runtime gets an environment of its own in build/runtimes, since some bring another torch. Tiny random models of
-eight shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
+nine shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
 the keys that are written for other readers, as transformers alone would save them; and as `hf-posenc export` writes
 them. What it computes at the trained length and at four times that is compared with the patched model. Verdicts are
 printed, and with --record take the place of what hf_posenc/engines/runtimes.json has measured of these runtimes, or of
@@ -73,12 +73,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": TRAINED // 2,
 }
+GEMMA2 = {**SHAPE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 4096}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SHAPE),
     "llama31": ("llama", {**SHAPE, "rope_parameters": LLAMA3}),
     "qwen2": ("qwen2", SHAPE),
     "qwen3": ("qwen3", {**SHAPE, "head_dim": 32}),
-    "gemma2": ("gemma2", {**SHAPE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 4096}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma2 llama3": ("gemma2", {**GEMMA2, "rope_parameters": LLAMA3}),
     "phi3": ("phi3", {**SHAPE, "original_max_position_embeddings": TRAINED}),
     "gpt2": ("gpt2", {"vocab_size": 512, "n_embd": 128, "n_head": 4, "n_positions": TRAINED}),
     "bert": ("bert", {**SHAPE, "hidden_act": "gelu"}),
@@ -179,7 +181,7 @@ def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path, layers: i
                     patch_model(model, how[0], **how[1])
             except PosencError:
                 continue
-            place = folder / f"{shape}-{scheme.replace(' ', '-')}"
+            place = folder / f"{shape}-{scheme}".replace(" ", "-")
             save(model, place)
             own_table = kind in ("gpt2", "bert") and scheme in KEEPING
             lengths = [TRAINED - 8] if how is None or own_table else [TRAINED - 8, TARGET - 8]
@@ -394,6 +396,8 @@ def measured(
         print(f"{runtime}: not installed, untried", file=sys.stderr)
         return
     ask = OUTSIDE[runtime].answers
+    if runtime == "vllm":
+        made, alone = [promised(cell) for cell in made], [promised(cell) for cell in alone]
     yield SAVED, version, zip(made, ask([(cell.folder, cell.prompts) for cell in made]), strict=True)
     if runtime in MARKS:
         some = [cell for cell in alone if runtime != "vllm" or cell.kind == "longrope"]
@@ -403,6 +407,14 @@ def measured(
         answers = iter(ask([(p, cell.prompts) for p, cell in zip(places, made, strict=True) if isinstance(p, Path)]))
         told = [next(answers) if isinstance(place, Path) else place for place in places]
         yield EXPORT, version, zip(made, told, strict=True)
+
+
+def promised(cell: Cell) -> Cell:
+    """A cell without texts beyond the length that its config promises, which vLLM refuses whatever the positions."""
+    raw = cell.config
+    longest = raw.get("max_position_embeddings") or raw["n_positions"]
+    lengths = sum(len(prompt) <= longest for prompt in cell.prompts)
+    return cell._replace(prompts=cell.prompts[:lengths], expected=cell.expected[:lengths])
 
 
 def exported_onnx(cell: Cell) -> list[torch.Tensor] | str:
