@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from real_models import encoders_table, losses_table, passkeys_table, tuning_table
+from serving_cells import cells_table
 from studies import compose_table, search_table, searches_table, temperature_table
 
 from hf_posenc.engines.markdown import runtimes_markdown
@@ -87,6 +88,7 @@ TABLES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/search.md", "rules", rules_markdown),
     ("docs/search.md", "searched", search_table),
     ("docs/search.md", "searches", searches_table),
+    ("docs/serving.md", "cells", cells_table),
     ("docs/serving.md", "runtimes", runtimes_markdown),
     ("docs/study.md", "encoders", encoders_table),
     ("docs/study.md", "losses", losses_table),

@@ -1,7 +1,7 @@
 """What other runtimes make of patched checkpoints: `python tools/runtimes.py [RUNTIME ...]`, or `make runtimes`.
 
 Each runtime gets an environment of its own in build/runtimes, since some bring another torch. Tiny random models of
-eight shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
+nine shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
 the keys that are written for other readers, as transformers alone would save them; and as `hf-posenc export` writes
 them. What it computes at the trained length and at four times that is compared with the patched model. Verdicts are
 printed, and with --record take the place of what hf_posenc/engines/runtimes.json has measured of these runtimes, or of
@@ -23,7 +23,7 @@ import tempfile
 import venv
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,6 @@ SHAPE = {
     "vocab_size": 512,
     "hidden_size": 128,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": TRAINED,
@@ -74,14 +73,16 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": TRAINED // 2,
 }
+GEMMA2 = {**SHAPE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 4096}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SHAPE),
     "llama31": ("llama", {**SHAPE, "rope_parameters": LLAMA3}),
     "qwen2": ("qwen2", SHAPE),
     "qwen3": ("qwen3", {**SHAPE, "head_dim": 32}),
-    "gemma2": ("gemma2", {**SHAPE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 4096}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma2 llama3": ("gemma2", {**GEMMA2, "rope_parameters": LLAMA3}),
     "phi3": ("phi3", {**SHAPE, "original_max_position_embeddings": TRAINED}),
-    "gpt2": ("gpt2", {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": TRAINED}),
+    "gpt2": ("gpt2", {"vocab_size": 512, "n_embd": 128, "n_head": 4, "n_positions": TRAINED}),
     "bert": ("bert", {**SHAPE, "hidden_act": "gelu"}),
 }
 SCHEMES: dict[str, tuple[Any, dict[str, Any]] | None] = {
@@ -135,8 +136,8 @@ INSIDE = tuple(name for name in INSIDE if not name.endswith("drope"))
 """What works inside attention, or beside it: sealed alike on all shapes."""
 KEEPING = ("window", "sparse")
 """What reads no further than the model's own table."""
-TRACED = ("llama", "gpt2", "bert")
-"""What is exported to ONNX, which takes seconds each."""
+TRACED_LAYERS = 1
+"""Of models that are exported to ONNX: tracing takes seconds for each layer. Plans need a second one."""
 NOISE = {("llama.cpp", "gemma2"): 5e-3, ("llama.cpp", "gpt2"): 5e-2}
 """What a runtime rounds by itself, as on unpatched models; 2e-3 elsewhere. A dropped scheme is off by 0.1 and more."""
 
@@ -162,7 +163,7 @@ class Cell(NamedTuple):
         return kind_of_rope(raw["rope_parameters"]) if raw.get("rope_parameters") else "table"
 
 
-def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path) -> Iterator[Cell]:
+def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path, layers: int = 2) -> Iterator[Cell]:
     """Every scheme on every shape that takes it, saved; what no other runtime computes on the first shape alone."""
     for shape in shapes:
         for scheme in schemes:
@@ -171,15 +172,16 @@ def cells(shapes: Sequence[str], schemes: Sequence[str], folder: Path) -> Iterat
             torch.manual_seed(0)
             kind, sizes = SHAPES[shape]
             auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
-            config = AutoConfig.for_model(kind, **{"initializer_range": 0.1, **sizes})
-            model = auto.from_config(config).float().eval()
             how = SCHEMES[scheme]
+            deep = {"num_hidden_layers": 2 if how is not None and isinstance(how[0], dict) else layers}
+            config = AutoConfig.for_model(kind, **{"initializer_range": 0.1, **sizes, **deep})
+            model = auto.from_config(config).float().eval()
             try:
                 if how is not None:
                     patch_model(model, how[0], **how[1])
             except PosencError:
                 continue
-            place = folder / f"{shape}-{scheme.replace(' ', '-')}"
+            place = folder / f"{shape}-{scheme}".replace(" ", "-")
             save(model, place)
             own_table = kind in ("gpt2", "bert") and scheme in KEEPING
             lengths = [TRAINED - 8] if how is None or own_table else [TRAINED - 8, TARGET - 8]
@@ -333,18 +335,16 @@ def main() -> int:
     transformers.logging.disable_progress_bar()
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        made = list(cells(given.shapes, given.schemes, Path(folder)))
+        made = list(cells(given.shapes, given.schemes, Path(folder))) if given.runtimes != ["onnx"] else []
         alone = [found for cell in made if (found := bare(cell)) is not None]
         for runtime in given.runtimes:
             new: list[Entry] = []
             theirs: list[Cell] = []
-            for way, version, asked, answers in measured(runtime, made, alone, given):
-                told = [(cell, verdict(runtime, cell, one)) for cell, one in zip(asked, answers, strict=True)]
+            for way, version, pairs in measured(runtime, made, alone, given, Path(folder)):
+                told = [(cell, said(runtime, way, cell, answer)) for cell, answer in pairs]
                 theirs += [cell for cell, found in told if SCHEMES[cell.scheme] is None and found[0] == "wrong"]
                 for cell, found in told:
                     note = "unpatched models too" if found[0] == "wrong" and _is_theirs(cell, theirs) else ""
-                    line = " | ".join(map(str, (runtime, way, cell.shape, cell.scheme, cell.kind, *found, note)))
-                    print(" ".join(line.split())[:240], flush=True)
                     counts[f"{runtime}, {way}: {found[0]}{' (' + note + ')' if note else ''}"] += 1
                     new.append(entry(runtime, way, cell, version, found, note))
             if not any(one.verdict == "right" for one in new):
@@ -363,39 +363,58 @@ def _is_theirs(cell: Cell, wrong: list[Cell]) -> bool:
     return any(one.shape == cell.shape or (SHAPES[one.shape][0], one.kind) == alike for one in wrong)
 
 
-Answers = list[list[torch.Tensor] | str]
+def said(runtime: str, way: str, cell: Cell, answer: list[torch.Tensor] | str) -> tuple[str, float | None, str]:
+    """The verdict on an answer, printed as soon as it is known: a whole matrix takes an hour."""
+    found = verdict(runtime, cell, answer)
+    line = " | ".join(map(str, (runtime, way, cell.shape, cell.scheme, cell.kind, *found)))
+    print(" ".join(line.split())[:240], flush=True)
+    return found
+
+
+Answers = Iterable[tuple[Cell, list[torch.Tensor] | str]]
 
 
 def measured(
-    runtime: str, made: list[Cell], alone: list[Cell], given: argparse.Namespace
-) -> Iterator[tuple[str, str, list[Cell], Answers]]:
-    """The ways in which a runtime can be given checkpoints: name, version, cells, and its answer to each."""
+    runtime: str, made: list[Cell], alone: list[Cell], given: argparse.Namespace, folder: Path
+) -> Iterator[tuple[str, str, Answers]]:
+    """The ways in which a runtime can be given checkpoints: name, version, and its answer to each cell."""
     if runtime == "llama.cpp":
         version = str(llama_cpp.version())
         if given.llama_cpp:
             both = f"{given.llama_cpp.name}, {version}"
-            yield SAVED, both, made, converted(made, given.llama_cpp)
-            yield BARE, both, alone, converted(alone, given.llama_cpp)
-        yield EXPORT, version, made, [exported_gguf(cell) for cell in made]
+            yield SAVED, both, zip(made, converted(made, given.llama_cpp), strict=True)
+            yield BARE, both, zip(alone, converted(alone, given.llama_cpp), strict=True)
+        yield EXPORT, version, ((cell, exported_gguf(cell)) for cell in made)
         return
     if runtime == "onnx":
-        traced = [cell for cell in made if cell.shape in TRACED]
-        yield EXPORT, str(onnx_reader.version()), traced, [exported_onnx(cell) for cell in traced]
+        shallow = cells(given.shapes, given.schemes, folder / "shallow", TRACED_LAYERS)
+        yield EXPORT, str(onnx_reader.version()), ((cell, exported_onnx(cell)) for cell in shallow)
         return
     environment(OUTSIDE[runtime], given.folder)
     version = OUTSIDE[runtime].version() or ""
     if not version:
         print(f"{runtime}: not installed, untried", file=sys.stderr)
         return
-    yield SAVED, version, made, OUTSIDE[runtime].answers([(cell.folder, cell.prompts) for cell in made])
+    ask = OUTSIDE[runtime].answers
+    if runtime == "vllm":
+        made, alone = [promised(cell) for cell in made], [promised(cell) for cell in alone]
+    yield SAVED, version, zip(made, ask([(cell.folder, cell.prompts) for cell in made]), strict=True)
     if runtime in MARKS:
         some = [cell for cell in alone if runtime != "vllm" or cell.kind == "longrope"]
-        yield BARE, version, some, OUTSIDE[runtime].answers([(cell.folder, cell.prompts) for cell in some])
+        yield BARE, version, zip(some, ask([(cell.folder, cell.prompts) for cell in some]), strict=True)
     with tempfile.TemporaryDirectory() as folder:
         places = [exported(cell, runtime, Path(folder) / cell.folder.name) for cell in made]
-        asked = [(p, cell.prompts) for p, cell in zip(places, made, strict=True) if isinstance(p, Path)]
-        answers = iter(OUTSIDE[runtime].answers(asked))
-        yield EXPORT, version, made, [next(answers) if isinstance(place, Path) else place for place in places]
+        answers = iter(ask([(p, cell.prompts) for p, cell in zip(places, made, strict=True) if isinstance(p, Path)]))
+        told = [next(answers) if isinstance(place, Path) else place for place in places]
+        yield EXPORT, version, zip(made, told, strict=True)
+
+
+def promised(cell: Cell) -> Cell:
+    """A cell without texts beyond the length that its config promises, which vLLM refuses whatever the positions."""
+    raw = cell.config
+    longest = raw.get("max_position_embeddings") or raw["n_positions"]
+    lengths = sum(len(prompt) <= longest for prompt in cell.prompts)
+    return cell._replace(prompts=cell.prompts[:lengths], expected=cell.expected[:lengths])
 
 
 def exported_onnx(cell: Cell) -> list[torch.Tensor] | str:

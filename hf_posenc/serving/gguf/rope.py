@@ -63,7 +63,7 @@ def _scaling_keys(rotation: LiveRotation, trained: int, architecture: Architectu
                 "rope.scaling.attn_factor": rotation.attention_scaling / (1 + 0.1 * math.log(factor)),
             }
     raise UnsupportedCell(
-        f"llama.cpp reads no factor for each pair on {architecture.name!r} models, and the frequencies of {scheme!r} "
-        "are neither those of 'ntk', 'linear' or 'none' nor those of 'yarn' with default betas and truncate. Patch "
-        "the original model with one of these, and export that."
+        f"llama.cpp reads no factor for each pair on {architecture.name!r} models. Under {scheme!r} this one has "
+        "frequencies that no single theta or factor gives, nor YaRN with default betas and truncate on a plain RoPE. "
+        "Patch the original model with 'ntk', 'linear', 'none' or 'yarn' as it is by default, and export that."
     )

@@ -85,13 +85,18 @@ def write_onnx(model: Any, folder: Path) -> None:
             )
         program.save(str(folder / FILE))
     except Exception as error:  # what cannot be traced fails in as many ways as there are models
-        said = COLOURS.sub("", str(error)).strip()
-        why = said.splitlines()[0] if said else type(error).__name__
-        raise UnsupportedCell(
-            f"torch cannot export {describe(model).scheme!r} on {type(model).__name__} for any length: {why}"
-        ) from error
+        kind, scheme = type(model).__name__, describe(model).scheme
+        raise UnsupportedCell(f"torch cannot export {scheme!r} on {kind} for any length: {_reason(error)}") from error
     finally:
         logging.getLogger("torch.onnx").setLevel(level)
+
+
+def _reason(error: BaseException) -> str:
+    """What failed first; the errors that are raised from it say only in which step that was."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = COLOURS.sub("", str(error)).strip()
+    return said.splitlines()[0] if said else type(error).__name__
 
 
 def has_cache(model: Any) -> bool:
