@@ -8,6 +8,7 @@ gradient, follows from these.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ class Bias(Fp32Buffers):
     """Whether it looks at queries and keys (`relative.RelativeTerms`)."""
     of_distance: bool = False
     """Whether it is a function of `key - query` alone."""
+
+    of_factors: bool = False
+    """Whether it is made of what queries and what distances give (`FactoredBias`)."""
 
     @property
     def by_distance_until(self) -> float:
@@ -94,3 +98,46 @@ class DistanceBias(Bias):
                 table = self.by_distance(torch.arange(first, last + 1, device=key.device, dtype=key.dtype))
                 return table[:, (distance - first).long()].movedim(0, 1)
         return self.by_distance(distance.flatten()).unflatten(1, distance.shape).movedim(0, 1)
+
+
+class Factors(NamedTuple):
+    """The bias of some queries at some distances: scale * slope + height, and what bends add where they are."""
+
+    scale: Tensor
+    """(rows, queries)."""
+    slope: Tensor
+    """(heads, distances)."""
+    height: Tensor
+    starts: tuple[int, ...] = ()
+    """The number of the first distance of each bend."""
+    bends: tuple[Tensor, ...] = ()
+    """(rows, heads, queries, some distances)."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.scale, self.slope, self.height, *self.bends
+
+    def detach(self) -> Factors:
+        scale, slope, height, *bends = (x.detach() for x in self.tensors)
+        return Factors(scale, slope, height, self.starts, tuple(bends))
+
+
+class FactoredBias(Bias):
+    """A bias that is made of what the query and what the distance give, each found once instead of for every pair,
+    for keys that are not ahead of their query."""
+
+    of_factors = True
+
+    def factors(self, query: Tensor, distances: Tensor) -> Factors:
+        """Of queries at these positions, (rows, queries), and of distances that fall; what is below zero is not
+        used."""
+        raise NotImplementedError(f"{type(self).__name__} must define factors(query, distances)")
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, dtype: torch.dtype = torch.float32, in_factors: bool = False
+    ) -> Tensor | Factors:
+        """With `in_factors`, distances stand in the place of keys."""
+        if not in_factors:
+            return super().forward(query, key, dtype)
+        with torch.autocast(query.device.type, enabled=False):
+            return self.factors(query.to(dtype), key.to(dtype))

@@ -1,9 +1,7 @@
 """Attention with a bias that trains, forward and backward in blocks of queries.
 
 The forward pass keeps the logarithm of each softmax's sum; with it a block's weights are one exponential away, so that
-the backward pass neither runs the forward one again nor holds a number per pair of tokens. The gradient of a bias of
-distance is a sum along diagonals. In a block the last query comes first: then query i and key j meet number i + j of
-the distances, and the block's bias is a view of them with both strides one.
+the backward pass neither runs the forward one again nor holds a number per pair of tokens.
 """
 
 from __future__ import annotations
@@ -11,114 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.func import functional_call
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from ..core.biases import Bias
 from .flash import fits, flash
+from .sources import Part, Source
 
 BLOCK = 128
 """Queries of a block."""
 TOGETHER = {"cpu": 2**18}
 """Scores that are worked on at a time: on a CPU, few enough for its caches."""
 MANY = 2**26
-
-
-class Part(NamedTuple):
-    """A block of queries, and how many keys any of them sees."""
-
-    start: int
-    end: int
-    keys: int
-
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
-
-class Source(Protocol):
-    """Where the bias of a block comes from, and where its gradient goes."""
-
-    def rows(self, part: Part) -> Tensor:
-        """(batch or 1, heads, queries, keys), the last query first."""
-
-    def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        """The gradient of some rows and heads, (rows, heads, queries, keys + queries), with zeros behind the keys."""
-
-    def finish(self, part: Part) -> None:
-        """All of a block has been taken."""
-
-    def gradients(self) -> tuple[Tensor, ...]: ...
-
-
-class Diagonals:
-    """A bias of distance where slots tell distances: one number per head and distance."""
-
-    def __init__(self, numbers: Tensor, length: int):
-        self.numbers, self.length = numbers, length
-        self.gradient = torch.zeros_like(numbers)
-
-    def rows(self, part: Part) -> Tensor:
-        heads, count = self.numbers.shape
-        size, first = (1, heads, part.length, part.keys), self.length - part.end
-        return self.numbers.as_strided(size, (0, count, 1, 1), self.numbers.storage_offset() + first)
-
-    def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        # One step less from row to row, and each diagonal is a column; what comes in from the row before is zero.
-        width, first = padded.shape[3] - 1, self.length - part.end
-        strides = (*padded.stride()[:2], width, 1)
-        sheared = padded.as_strided((*padded.shape[:3], width), strides, padded.storage_offset())
-        self.gradient[heads, first : first + width] += sheared.sum((0, 2))
-
-    def finish(self, part: Part) -> None:
-        pass
-
-    def gradients(self) -> tuple[Tensor, ...]:
-        return (self.gradient,)
-
-
-class Pairs:
-    """Any bias, from the positions of queries and keys; its own gradient is autograd's, a block at a time."""
-
-    def __init__(
-        self, bias: Bias, names: tuple[str, ...], query: Tensor, key: Tensor, dtype: torch.dtype, *trained: Tensor
-    ):
-        self.bias, self.query, self.key, self.dtype = bias, query, key, dtype
-        self.trained = {name: p.detach().requires_grad_() for name, p in zip(names, trained, strict=True)}
-        self.sums = [torch.zeros_like(p) for p in self.trained.values()]
-
-    def rows(self, part: Part) -> Tensor:
-        query = self.query[:, part.start : part.end].flip(1)
-        with torch.enable_grad():
-            given = (query, self.key[:, : part.keys], self.dtype)
-            self.block: Tensor = functional_call(self.bias, self.trained, given)
-        self.gradient = torch.zeros_like(self.block)
-        return self.block.detach()
-
-    def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        found = padded[..., : part.keys]
-        if not self.trained:
-            return
-        if len(self.gradient) == 1:
-            self.gradient[:, heads] += found.sum(0)
-        else:
-            self.gradient[batch, heads] += found
-
-    def finish(self, part: Part) -> None:
-        if not self.trained:
-            return
-        found = torch.autograd.grad(self.block, list(self.trained.values()), self.gradient, allow_unused=True)
-        for total, more in zip(self.sums, found, strict=True):
-            total += 0 if more is None else more
-
-    def gradients(self) -> tuple[Tensor, ...]:
-        return tuple(self.sums)
 
 
 Output = tuple[Tensor, Tensor]

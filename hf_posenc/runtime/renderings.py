@@ -21,8 +21,9 @@ from ..core.biases import Bias
 from ..errors import PosencError
 from . import flash, gradients, masks
 from .attention_call import Call
-from .gradients import BiasedAttention, Diagonals, Pairs, Plan, precision
+from .gradients import BiasedAttention, Plan, precision
 from .masks import Sight, add_mask, mask_rows
+from .sources import Diagonals, Pairs, Products
 
 BLOCK = 512
 """Queries whose bias is written out at once: memory is BLOCK * keys, never queries * keys."""
@@ -210,6 +211,22 @@ def _numbers(r: Request) -> Tensor:
     return (numbers.masked_fill(distance > 0, -torch.inf) if r.causal else numbers).contiguous()
 
 
+# --- products: what queries and what distances give, one multiplication for each pair.
+
+
+def _products_fit(r: Request) -> bool:
+    plain = r.query.device.type == "cpu" and r.dropout == 0.0 and r.bias.of_factors
+    return plain and r.sight.gapless and r.sight.behind and r.first is not None
+
+
+def _products(r: Request) -> Tensor:
+    trained = {name: p for name, p in r.bias.named_parameters() if p.requires_grad} if r.trains else {}
+    source = partial(Products, r.bias, tuple(trained), r.call.query, r.first, r.precision)
+    plan = Plan(source, gradients.attend, r.scaling, r.mask, first=r.first)
+    output: Tensor = BiasedAttention.apply(plan, r.query, r.key, r.value, *trained.values())
+    return output.transpose(1, 2).contiguous()
+
+
 # --- flex: torch compiles the bias into one kernel. For GPUs, where it has not been measured; on a CPU the others win.
 
 
@@ -314,6 +331,7 @@ RENDERINGS = {
     "columns": Rendering(lambda r: r.key_slopes is not None, _columns),
     "shared_columns": Rendering(lambda r: r.key_slopes is not None, partial(_columns, shared=True)),
     "toeplitz": Rendering(_toeplitz_fits, _toeplitz),
+    "products": Rendering(_products_fit, _products),
     "flex": Rendering(_flex_fits, _flex),
     "blocks": Rendering(lambda r: True, _blocks),
 }
