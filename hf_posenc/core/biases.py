@@ -8,6 +8,7 @@ gradient, follows from these.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -100,26 +101,40 @@ class DistanceBias(Bias):
         return self.by_distance(distance.flatten()).unflatten(1, distance.shape).movedim(0, 1)
 
 
+class Bend(NamedTuple):
+    """What is added at some distances: outer * inner."""
+
+    start: int
+    """The number of the first of them."""
+    outer: Tensor
+    """(heads,)."""
+    inner: Tensor
+    """(rows, queries, distances)."""
+
+
 class Factors(NamedTuple):
-    """The bias of some queries at some distances: scale * slope + height, and what bends add where they are."""
+    """The bias of some queries at some distances: scale * slope + height, and the bends."""
 
     scale: Tensor
     """(rows, queries)."""
     slope: Tensor
     """(heads, distances)."""
     height: Tensor
-    starts: tuple[int, ...] = ()
-    """The number of the first distance of each bend."""
-    bends: tuple[Tensor, ...] = ()
-    """(rows, heads, queries, some distances)."""
+    bends: tuple[Bend, ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.scale, self.slope, self.height, *self.bends
+        return self.scale, self.slope, self.height, *(x for bend in self.bends for x in bend[1:])
 
-    def detach(self) -> Factors:
-        scale, slope, height, *bends = (x.detach() for x in self.tensors)
-        return Factors(scale, slope, height, self.starts, tuple(bends))
+    def each(self, change: Callable[[Tensor], Tensor]) -> Factors:
+        bends = tuple(Bend(start, change(outer), change(inner)) for start, outer, inner in self.bends)
+        return Factors(change(self.scale), change(self.slope), change(self.height), bends)
+
+    def some(self, rows: slice, heads: slice) -> Factors:
+        """Of some rows and heads; a single row is that of all."""
+        rows = slice(None) if len(self.scale) == 1 else rows
+        bends = tuple(Bend(start, outer[heads], inner[rows]) for start, outer, inner in self.bends)
+        return Factors(self.scale[rows], self.slope[heads], self.height[heads], bends)
 
 
 class FactoredBias(Bias):

@@ -25,6 +25,8 @@ BLOCK = 128
 TOGETHER = {"cpu": 2**18}
 """Scores that are worked on at a time: on a CPU, few enough for its caches."""
 MANY = 2**26
+WRITTEN = 2**22
+"""Numbers of a bias that are written at a time."""
 
 
 Output = tuple[Tensor, Tensor]
@@ -92,7 +94,8 @@ def attend(plan: Plan, source: Source, query: Tensor, key: Tensor, value: Tensor
     output, sums = _room(query, value)
     for part in plan.parts(query.shape[2], key.shape[2], 2 * BLOCK if flashes else BLOCK):
         here = slice(part.start, part.end)
-        found, logs = (_flashed if flashes else _computed)(plan, part, source.rows(part), query, key, value)
+        source.begin(part)
+        found, logs = (_flashed if flashes else _computed)(plan, part, source, query, key, value)
         output[:, :, here], sums[:, :, here] = found.flip(2), logs.flip(2)
     return output, sums
 
@@ -109,22 +112,31 @@ def precision(query: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
-def _flashed(plan: Plan, part: Part, rows: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Output:
+def _flashed(plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor, value: Tensor) -> Output:
     batch, heads, _, _ = query.shape
-    rows = rows.expand(batch, heads, -1, -1)
-    if plan.mask is not None or plan.causal:
-        rows = rows.clone(memory_format=torch.contiguous_format)
-        plan.hide(part, slice(None), slice(None), rows)
     key, value = (repeat_kv(x[:, :, : part.keys], heads // x.shape[1]) for x in (key, value))
-    return flash(query[:, :, part.start : part.end].flip(2), key, value, rows, False, plan.scaling)
+    query = query[:, :, part.start : part.end].flip(2)
+    # Some heads at a time, as far as there is work for each thread: what is written of a bias stays small.
+    some = max(WRITTEN // (batch * part.length * part.keys), torch.get_num_threads() // 4, 1)
+    found = []
+    for head in range(0, heads, some):
+        chosen = slice(head, min(head + some, heads))
+        rows = source.rows(part, slice(None), chosen).expand(batch, -1, -1, -1)
+        if plan.mask is not None or plan.causal:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+            plan.hide(part, slice(None), chosen, rows)
+        found.append(flash(query[:, chosen], key[:, chosen], value[:, chosen], rows, False, plan.scaling))
+    outputs, sums = zip(*found, strict=True)
+    return torch.cat(outputs, 1), torch.cat(sums, 1)
 
 
 def _computed(
-    plan: Plan, part: Part, rows: Tensor, query: Tensor, key: Tensor, value: Tensor
+    plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor]:
     output, sums = _room(query[:, :, part.start : part.end], value)
     for place in _places(part, query, key):
         q, k, v = place.queries(query), place.keys(key), place.keys(value)
+        rows = source.rows(part, place.batch, place.heads)
         scores = place.scores(plan, rows, sums.new_zeros(1, 1, 1), q, k, place.room(sums))
         logs = scores.logsumexp(-1)
         logs = logs.masked_fill(logs == -torch.inf, 0.0)  # of a query that sees nothing, and gets zeros
@@ -171,9 +183,8 @@ class Place(NamedTuple):
 
     def scores(self, plan: Plan, rows: Tensor, less: Tensor, query: Tensor, key: Tensor, room: Tensor) -> Tensor:
         """Bias, mask and scores, `less` a number per query: (rows, heads, queries, keys)."""
-        bias = rows[self.batch if len(rows) > 1 else slice(None), self.heads]
         scores = room[: math.prod(self.shape)].view(self.shape)
-        torch.sub(bias, less[..., None], out=scores)
+        torch.sub(rows, less[..., None], out=scores)
         plan.hide(self.part, self.batch, self.heads, scores)
         scores.view(*query.shape[:2], -1).baddbmm_(query, key.mT, alpha=plan.scaling)
         return scores
@@ -215,12 +226,14 @@ def _backward(
     of_query = torch.empty_like(query)
     of_key, of_value = (sums.new_zeros(x.shape) for x in (key, value))
     for part in plan.parts(query.shape[2], key.shape[2], BLOCK):
-        rows, here = source.rows(part), slice(part.start, part.end)
+        source.begin(part)
+        here = slice(part.start, part.end)
         places = list(_places(part, query, key))
         room, wide = places[0].room(sums), places[0].room(sums, part.length)  # the largest; the others fit in
         for place in places:
             batch, heads = place.batch, place.heads
             q, k, v, out = place.queries(query), place.keys(key), place.keys(value), place.queries(gradient)
+            rows = source.rows(part, batch, heads)
             weights = place.scores(plan, rows, sums[batch, heads, here].flip(2), q, k, room)
             weights = F.threshold(weights, floor, -torch.inf, inplace=True).exp_().view(*q.shape[:2], -1)
             padded = wide[: weights.numel() // part.keys * (part.keys + part.length)].view(*q.shape[:2], -1)

@@ -197,7 +197,8 @@ def _toeplitz(r: Request) -> Tensor:
     for part in plan.parts(length, keys, length if r.first is None and r.mask is None else BLOCK):
         here = slice(part.start, part.end)
         mask = None if r.mask is None else r.mask[:, :, here, : part.keys].flip(2)
-        rows = add_mask(diagonals.rows(part), mask, r.query.dtype).expand(len(r.query), -1, -1, -1)
+        rows = diagonals.rows(part, slice(None), slice(None))
+        rows = add_mask(rows, mask, r.query.dtype).expand(len(r.query), -1, -1, -1)
         given = (r.query[:, :, here].flip(2), r.key[:, :, : part.keys], r.value[:, :, : part.keys])
         outputs.append(sdpa(r, *given, rows, False).flip(1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -220,6 +221,7 @@ def _products_fit(r: Request) -> bool:
 
 
 def _products(r: Request) -> Tensor:
+    assert r.first is not None
     trained = {name: p for name, p in r.bias.named_parameters() if p.requires_grad} if r.trains else {}
     source = partial(Products, r.bias, tuple(trained), r.call.query, r.first, r.precision)
     plan = Plan(source, gradients.attend, r.scaling, r.mask, first=r.first)

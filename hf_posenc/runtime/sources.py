@@ -31,8 +31,11 @@ class Part(NamedTuple):
 class Source(Protocol):
     """Where the bias of a block comes from, and where its gradient goes."""
 
-    def rows(self, part: Part) -> Tensor:
-        """(batch or 1, heads, queries, keys), the last query first."""
+    def begin(self, part: Part) -> None:
+        """What follows is of this block."""
+
+    def rows(self, part: Part, batch: slice, heads: slice) -> Tensor:
+        """Of some rows and heads, (rows or 1, heads, queries, keys), the last query first; up to the next call."""
 
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
         """The gradient of some rows and heads, (rows, heads, queries, keys + queries), with zeros behind the keys."""
@@ -50,10 +53,13 @@ class Diagonals:
         self.numbers, self.length = numbers, length
         self.gradient = torch.zeros_like(numbers)
 
-    def rows(self, part: Part) -> Tensor:
-        heads, count = self.numbers.shape
-        size, first = (1, heads, part.length, part.keys), self.length - part.end
-        return self.numbers.as_strided(size, (0, count, 1, 1), self.numbers.storage_offset() + first)
+    def begin(self, part: Part) -> None:
+        pass
+
+    def rows(self, part: Part, batch: slice, heads: slice) -> Tensor:
+        numbers = self.numbers[heads, self.length - part.end :]
+        size, strides = (1, len(numbers), part.length, part.keys), (0, numbers.stride(0), 1, 1)
+        return numbers.as_strided(size, strides, numbers.storage_offset())
 
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
         sheared, first = _sheared(padded), self.length - part.end
@@ -76,13 +82,15 @@ class Pairs:
         self.trained = {name: p.detach().requires_grad_() for name, p in zip(names, trained, strict=True)}
         self.sums = [torch.zeros_like(p) for p in self.trained.values()]
 
-    def rows(self, part: Part) -> Tensor:
+    def begin(self, part: Part) -> None:
         query = self.query[:, part.start : part.end].flip(1)
         with torch.enable_grad():
             given = (query, self.key[:, : part.keys], self.dtype)
             self.block: Tensor = functional_call(self.bias, self.trained, given)
         self.gradient = torch.zeros_like(self.block)
-        return self.block.detach()
+
+    def rows(self, part: Part, batch: slice, heads: slice) -> Tensor:
+        return self.block.detach()[batch if len(self.block) > 1 else slice(None), heads]
 
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
         found = padded[..., : part.keys]
@@ -106,7 +114,7 @@ class Pairs:
 
 class Products:
     """A bias that is a product of what the query and what the distance give, but for a few bends, where slots tell
-    distances. A block is written with a column for each distance, which a view shifts from row to row."""
+    distances. It is written with a column for each distance, and a view of that shifts from row to row."""
 
     def __init__(
         self, bias: Bias, names: tuple[str, ...], query: Tensor, first: int, dtype: torch.dtype, *trained: Tensor
@@ -116,46 +124,48 @@ class Products:
         self.sums = [torch.zeros_like(p) for p in self.trained.values()]
         self.room = query.new_empty(0, dtype=dtype)
 
-    def rows(self, part: Part) -> Tensor:
-        last, width = self.first + part.end - 1, part.length + part.keys - 1
+    def begin(self, part: Part) -> None:
+        last = self.first + part.end - 1
         query = self.query[:, part.start : part.end].flip(1)
-        distances = torch.arange(last, last - width, -1, device=query.device)
+        distances = torch.arange(last, last - part.length - part.keys + 1, -1, device=query.device)
         with torch.set_grad_enabled(bool(self.trained)):
-            self.factors: Factors = functional_call(self.bias, self.trained, (query, distances, self.dtype, True))
-        self.gradient = [torch.zeros_like(x) for x in self.factors.tensors]
-        factors = self.factors.detach()
-        shape = (len(query), len(factors.slope), part.length, width)
-        if self.room.numel() < math.prod(shape):  # the last block is the largest, and the memory of one is used again
-            self.room = self.room.new_empty(math.prod(shape))
+            self.found: Factors = functional_call(self.bias, self.trained, (query, distances, self.dtype, True))
+        self.factors = self.found.each(Tensor.detach)
+        self.gradient = self.factors.each(torch.zeros_like) if self.trained else None
+
+    def rows(self, part: Part, batch: slice, heads: slice) -> Tensor:
+        scale, slope, height, bends = self.factors.some(batch, heads)
+        shape = (len(scale), len(slope), part.length, slope.shape[1])
+        if self.room.numel() < math.prod(shape):  # the same memory for all blocks, of which the last is the largest
+            most = self.first + self.query.shape[1] + part.length
+            self.room = self.room.new_empty(math.prod(shape[:3]) * most)
         written = self.room[: math.prod(shape)].view(shape)
-        torch.addcmul(factors.height[:, None], factors.scale[:, None, :, None], factors.slope[:, None], out=written)
-        for start, bend in zip(factors.starts, factors.bends, strict=True):
-            written[..., start : start + bend.shape[3]] += bend
-        written[..., last + 1 :] = -torch.inf  # keys after their query
-        strides = (*written.stride()[:2], width + 1, 1)
-        return written.as_strided((*shape[:3], part.keys), strides)
+        torch.addcmul(height[:, None], scale[:, None, :, None], slope[:, None], out=written)
+        for start, outer, inner in bends:
+            written[..., start : start + inner.shape[2]].addcmul_(outer[:, None, None], inner[:, None])
+        written[..., self.first + part.end :] = -torch.inf  # keys after their query
+        return written.as_strided((*shape[:3], part.keys), (*written.stride()[:2], shape[3] + 1, 1))
 
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        if not self.trained:
+        if self.gradient is None:
             return
-        sheared, factors = _sheared(padded), self.factors.detach()
-        of_scale, of_slope, of_height, *of_bends = self.gradient
-        batch = slice(None) if len(of_scale) == 1 else batch
-        scale = factors.scale[batch]
-        both = torch.stack([scale, torch.ones_like(scale)], 1)[:, None]
-        found = (both @ sheared).sum(0)
-        of_slope[heads] += found[:, 0]
-        of_height[heads] += found[:, 1]
-        of_scale[batch] += (sheared @ factors.slope[heads, :, None]).sum(1)[..., 0].sum_to_size(scale.shape)
-        for start, total in zip(factors.starts, of_bends, strict=True):
-            here = sheared[..., start : start + total.shape[3]]
-            total[batch, heads] += here.sum_to_size(len(scale), *here.shape[1:])
+        sheared = _sheared(padded)
+        scale, slope, _, bends = self.factors.some(batch, heads)
+        of_scale, of_slope, of_height, of_bends = self.gradient.some(batch, heads)
+        both = (torch.stack([scale, torch.ones_like(scale)], 1)[:, None] @ sheared).sum(0)
+        of_slope += both[:, 0]
+        of_height += both[:, 1]
+        of_scale += (sheared @ slope[:, :, None])[..., 0].sum(1).sum_to_size(scale.shape)
+        for (start, outer, inner), (_, of_outer, of_inner) in zip(bends, of_bends, strict=True):
+            here = sheared[..., start : start + inner.shape[2]]
+            of_outer += (here * inner[:, None]).sum((0, 2, 3))
+            of_inner += (here * outer[:, None, None]).sum(1).sum_to_size(inner.shape)
 
     def finish(self, part: Part) -> None:
-        if not self.trained:
+        if self.gradient is None:
             return
-        pairs = [(x, g) for x, g in zip(self.factors.tensors, self.gradient, strict=True) if x.requires_grad]
-        outputs, gradients = zip(*pairs, strict=True)
+        pairs = zip(self.found.tensors, self.gradient.tensors, strict=True)
+        outputs, gradients = zip(*((x, g) for x, g in pairs if x.requires_grad), strict=True)
         found = torch.autograd.grad(outputs, list(self.trained.values()), gradients, allow_unused=True)
         for total, more in zip(self.sums, found, strict=True):
             total += 0 if more is None else more

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..core.biases import FactoredBias, Factors
+from ..core.biases import Bend, FactoredBias, Factors
 from ..core.effects import Effect, Geometry
 from .base import Scheme, register_scheme
 
@@ -59,16 +59,16 @@ class ProgressiveBias(FactoredBias):
         scale, log = 1 / self._whole(query), self._log(distances.clamp(min=0))
         with torch.no_grad():
             ends = torch.stack(scale.aminmax())[:, None, None] * log * weight[:, None] + constant[:, None] > 0
-            on, bent = ends.all(0), ends[0] != ends[1]
-            spans = [(k, int(at[0]), int(at[-1]) + 1) for k, row in enumerate(bent) if len(at := row.nonzero())]
-        on = on.to(query.dtype)
+            on, bent = ends.all(0).to(query.dtype), ends[0] != ends[1]
+            starts, counts = bent.byte().argmax(1).tolist(), bent.sum(1).tolist()
         bends = []
-        for k, start, end in spans:
-            given = (constant[k] + weight[k] * (scale[..., None] * log[start:end])).relu()
-            bends.append((outer[:, k : k + 1] @ given.view(1, -1)).view(-1, *given.shape).movedim(0, 1))
+        for k, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            if count:
+                parts = scale[..., None] * log[start : start + count]
+                bends.append(Bend(start, outer[:, k], torch.addcmul(constant[k], weight[k], parts).relu()))
         slopes = ((outer * weight) @ on + slope[:, None]) * log
         heights = (outer * constant) @ on + height[:, None]
-        return Factors(scale, slopes, heights, tuple(start for _, start, _ in spans), tuple(bends))
+        return Factors(scale, slopes, heights, tuple(bends))
 
     def _log(self, distance: Tensor) -> Tensor:
         return torch.log1p(self.c.abs() * distance.abs())
