@@ -17,6 +17,7 @@ from hf_posenc.runtime import gradients, masks, renderings
 from hf_posenc.runtime.attention_call import Call
 from hf_posenc.runtime.masks import Sight, sight
 from hf_posenc.runtime.renderings import RENDERINGS, Request
+from hf_posenc.schemes.fire import ProgressiveBias
 
 LENGTH, GROUPS, SIZE, SCALE = 40, 2, 16, 0.3
 
@@ -164,7 +165,8 @@ def test_in_half_precision(name, kind, causal, rendering, dtype, most):
 
 
 def test_what_fits_what():
-    """Flex and the view take every bias of distance; a number per key only where nothing that is ahead is seen."""
+    """Flex and the view take every bias of distance; a number per key only where nothing that is ahead is seen, as
+    products of what queries and distances give."""
     for name, (kind, causal) in itertools.product(MADE, KINDS):
         r = request(name, kind, causal)
         fits = {rendering for rendering in RENDERINGS if RENDERINGS[rendering].fits(r)}
@@ -173,7 +175,11 @@ def test_what_fits_what():
         leaps = kind == "jump" or (kind == "left" and not causal)
         assert ("toeplitz" in fits) == (name not in NOT_OF_DISTANCE and not leaps), (name, kind)
         shortcuts = fits & {"row", "columns", "shared_columns"}
-        assert bool(shortcuts) == (name == "alibi" and causal and kind in CAUSAL_MASKS), (name, kind)
+        behind = causal and kind in CAUSAL_MASKS
+        assert bool(shortcuts) == (name == "alibi" and behind), (name, kind)
+        assert ("products" in fits) == (name.startswith("fire") and behind and not leaps), (name, kind)
+        if name == "fire":
+            assert renderings.choose(r, None) is RENDERINGS["products" if "products" in fits else "blocks"]
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple_log", "fire"])
@@ -181,7 +187,7 @@ def test_without_the_kernel_for_cpus(name, monkeypatch):
     monkeypatch.setattr(pytorch, "CPU_ATTENTION", ())
     for kind, causal in KINDS:
         assert not RENDERINGS["row"].fits(request(name, kind, causal))
-        for rendering in ("toeplitz", "blocks"):
+        for rendering in ("toeplitz", "products", "blocks"):
             found = differences(name, kind, causal, rendering)
             assert found is None or max(found.values()) < 2e-5, (kind, causal, rendering, found)
 
@@ -191,7 +197,7 @@ def test_without_the_kernel_for_cpus(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["t5", "kerple_log", "kerple_power", "fire", "fire_near"])
 @pytest.mark.parametrize("kind, causal", [("none", True), ("none", False), ("left", True), ("scattered", True)])
-@pytest.mark.parametrize("rendering", ["toeplitz", "blocks"])
+@pytest.mark.parametrize("rendering", ["toeplitz", "products", "blocks"])
 def test_gradients_are_those_of_finite_differences(name, kind, causal, rendering, monkeypatch):
     r = request(name, kind, causal, torch.float64)
     bias = r.bias
@@ -210,6 +216,39 @@ def test_gradients_are_those_of_finite_differences(name, kind, causal, rendering
 
     inputs = (r.query, r.key, r.value, *(p for _, p in trained))
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    "weight, constant", [(1.0, -0.5), (-1.0, 0.5), (1.0, -2.0), (1.0, 0.1), (-3.0, 0.7), (0.0, 1.0)]
+)
+@pytest.mark.parametrize("written", [1, 2**22])
+def test_one_unit_that_bends_anywhere_or_nowhere(weight, constant, written, monkeypatch):
+    """On in the distance, nearby, nowhere or everywhere, for some heads of a block at a time or for all: beside a unit
+    that is on, so that there is a gradient."""
+    monkeypatch.setattr(gradients, "WRITTEN", written)
+    inner = torch.tensor([[weight, 2.0], [constant, 0.3]])
+
+    def made(causal):
+        bias = ProgressiveBias(HEADS, 2, 7.5, 0)
+        bias.inner.data.copy_(inner)
+        return bias
+
+    monkeypatch.setitem(MADE, "fire", made)
+    found = differences("fire", "none", True, "products")
+    assert found is not None and max(found.values()) < 2e-5, found
+
+
+def test_some_of_the_parameters_train():
+    """Gradients of those alone are the same as if all trained."""
+    wanted, found = {}, {}
+    for kept in (None, "inner", "outer", "c", "multiplier"):
+        r = request("fire", "none", True)
+        for name, p in r.bias.named_parameters():
+            p.requires_grad_(kept in (None, name))
+        RENDERINGS["products"].run(r).square().sum().backward()
+        grads = {name: p.grad for name, p in r.bias.named_parameters() if p.grad is not None}
+        wanted, found = (grads, found) if kept is None else (wanted, found | grads)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_nothing_of_the_size_of_all_pairs_is_kept():

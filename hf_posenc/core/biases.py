@@ -8,6 +8,8 @@ Subclass `Bias` and override `between` if it also depends on the query's positio
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ class Bias(Fp32Buffers):
     """Whether it depends on the queries and keys themselves (`relative.RelativeTerms`)."""
     of_distance: bool = False
     """Whether it is a function of `key - query` alone."""
+
+    of_factors: bool = False
+    """Whether it is made of what queries and what distances give (`FactoredBias`)."""
 
     @property
     def by_distance_until(self) -> float:
@@ -97,3 +102,60 @@ class DistanceBias(Bias):
                 table = self.by_distance(torch.arange(first, last + 1, device=key.device, dtype=key.dtype))
                 return table[:, (distance - first).long()].movedim(0, 1)
         return self.by_distance(distance.flatten()).unflatten(1, distance.shape).movedim(0, 1)
+
+
+class Bend(NamedTuple):
+    """What is added at some distances: outer * inner."""
+
+    start: int
+    """The number of the first of them."""
+    outer: Tensor
+    """(heads,)."""
+    inner: Tensor
+    """(rows, queries, distances)."""
+
+
+class Factors(NamedTuple):
+    """The bias of some queries at some distances: scale * slope + height, and the bends."""
+
+    scale: Tensor
+    """(rows, queries)."""
+    slope: Tensor
+    """(heads, distances)."""
+    height: Tensor
+    bends: tuple[Bend, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.scale, self.slope, self.height, *(x for bend in self.bends for x in bend[1:])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Factors:
+        bends = tuple(Bend(start, change(outer), change(inner)) for start, outer, inner in self.bends)
+        return Factors(change(self.scale), change(self.slope), change(self.height), bends)
+
+    def some(self, rows: slice, heads: slice) -> Factors:
+        """Of some rows and heads; a single row is that of all."""
+        rows = slice(None) if len(self.scale) == 1 else rows
+        bends = tuple(Bend(start, outer[heads], inner[rows]) for start, outer, inner in self.bends)
+        return Factors(self.scale[rows], self.slope[heads], self.height[heads], bends)
+
+
+class FactoredBias(Bias):
+    """A bias that is made of what the query and what the distance give, each found once instead of for every pair,
+    for keys that are not ahead of their query."""
+
+    of_factors = True
+
+    def factors(self, query: Tensor, distances: Tensor) -> Factors:
+        """Of queries at these positions, (rows, queries), and of distances that fall; what is below zero is not
+        used."""
+        raise NotImplementedError(f"{type(self).__name__} must define factors(query, distances)")
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, dtype: torch.dtype = torch.float32, in_factors: bool = False
+    ) -> Tensor | Factors:
+        """With `in_factors`, distances stand in the place of keys."""
+        if not in_factors:
+            return super().forward(query, key, dtype)
+        with torch.autocast(query.device.type, enabled=False):
+            return self.factors(query.to(dtype), key.to(dtype))

@@ -1,9 +1,7 @@
 """Attention with a bias that trains, forward and backward in blocks of queries.
 
 The forward pass keeps the logarithm of each softmax's sum; with it a block's weights are one exponential away, so that
-the backward pass neither runs the forward one again nor holds a number per pair of tokens. The gradient of a bias of
-distance is a sum along diagonals. In a block the last query comes first: then query i and key j meet number i + j of
-the distances, and the block's bias is a view of them with both strides one.
+the backward pass neither runs the forward one again nor holds a number per pair of tokens.
 """
 
 from __future__ import annotations
@@ -11,114 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.func import functional_call
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from ..core.biases import Bias
 from .flash import fits, flash
+from .sources import Part, Source
 
 BLOCK = 128
 """Queries of a block."""
 TOGETHER = {"cpu": 2**18}
 """Scores that are worked on at a time: on a CPU, few enough for its caches."""
 MANY = 2**26
-
-
-class Part(NamedTuple):
-    """A block of queries, and how many keys any of them sees."""
-
-    start: int
-    end: int
-    keys: int
-
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
-
-class Source(Protocol):
-    """Where the bias of a block comes from, and where its gradient goes."""
-
-    def rows(self, part: Part) -> Tensor:
-        """(batch or 1, heads, queries, keys), the last query first."""
-
-    def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        """The gradient of some rows and heads, (rows, heads, queries, keys + queries), with zeros behind the keys."""
-
-    def finish(self, part: Part) -> None:
-        """All of a block has been taken."""
-
-    def gradients(self) -> tuple[Tensor, ...]: ...
-
-
-class Diagonals:
-    """A bias of distance where slots tell distances: one number per head and distance."""
-
-    def __init__(self, numbers: Tensor, length: int):
-        self.numbers, self.length = numbers, length
-        self.gradient = torch.zeros_like(numbers)
-
-    def rows(self, part: Part) -> Tensor:
-        heads, count = self.numbers.shape
-        size, first = (1, heads, part.length, part.keys), self.length - part.end
-        return self.numbers.as_strided(size, (0, count, 1, 1), self.numbers.storage_offset() + first)
-
-    def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        # One step less from row to row, and each diagonal is a column; what comes in from the row before is zero.
-        width, first = padded.shape[3] - 1, self.length - part.end
-        strides = (*padded.stride()[:2], width, 1)
-        sheared = padded.as_strided((*padded.shape[:3], width), strides, padded.storage_offset())
-        self.gradient[heads, first : first + width] += sheared.sum((0, 2))
-
-    def finish(self, part: Part) -> None:
-        pass
-
-    def gradients(self) -> tuple[Tensor, ...]:
-        return (self.gradient,)
-
-
-class Pairs:
-    """Any bias, from the positions of queries and keys; its own gradient is autograd's, a block at a time."""
-
-    def __init__(
-        self, bias: Bias, names: tuple[str, ...], query: Tensor, key: Tensor, dtype: torch.dtype, *trained: Tensor
-    ):
-        self.bias, self.query, self.key, self.dtype = bias, query, key, dtype
-        self.trained = {name: p.detach().requires_grad_() for name, p in zip(names, trained, strict=True)}
-        self.sums = [torch.zeros_like(p) for p in self.trained.values()]
-
-    def rows(self, part: Part) -> Tensor:
-        query = self.query[:, part.start : part.end].flip(1)
-        with torch.enable_grad():
-            given = (query, self.key[:, : part.keys], self.dtype)
-            self.block: Tensor = functional_call(self.bias, self.trained, given)
-        self.gradient = torch.zeros_like(self.block)
-        return self.block.detach()
-
-    def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        found = padded[..., : part.keys]
-        if not self.trained:
-            return
-        if len(self.gradient) == 1:
-            self.gradient[:, heads] += found.sum(0)
-        else:
-            self.gradient[batch, heads] += found
-
-    def finish(self, part: Part) -> None:
-        if not self.trained:
-            return
-        found = torch.autograd.grad(self.block, list(self.trained.values()), self.gradient, allow_unused=True)
-        for total, more in zip(self.sums, found, strict=True):
-            total += 0 if more is None else more
-
-    def gradients(self) -> tuple[Tensor, ...]:
-        return tuple(self.sums)
+WRITTEN = 2**22
+"""Numbers of a bias that are written at a time."""
 
 
 Output = tuple[Tensor, Tensor]
@@ -186,7 +94,8 @@ def attend(plan: Plan, source: Source, query: Tensor, key: Tensor, value: Tensor
     output, sums = _room(query, value)
     for part in plan.parts(query.shape[2], key.shape[2], 2 * BLOCK if flashes else BLOCK):
         here = slice(part.start, part.end)
-        found, logs = (_flashed if flashes else _computed)(plan, part, source.rows(part), query, key, value)
+        source.begin(part)
+        found, logs = (_flashed if flashes else _computed)(plan, part, source, query, key, value)
         output[:, :, here], sums[:, :, here] = found.flip(2), logs.flip(2)
     return output, sums
 
@@ -203,22 +112,31 @@ def precision(query: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
-def _flashed(plan: Plan, part: Part, rows: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Output:
+def _flashed(plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor, value: Tensor) -> Output:
     batch, heads, _, _ = query.shape
-    rows = rows.expand(batch, heads, -1, -1)
-    if plan.mask is not None or plan.causal:
-        rows = rows.clone(memory_format=torch.contiguous_format)
-        plan.hide(part, slice(None), slice(None), rows)
     key, value = (repeat_kv(x[:, :, : part.keys], heads // x.shape[1]) for x in (key, value))
-    return flash(query[:, :, part.start : part.end].flip(2), key, value, rows, False, plan.scaling)
+    query = query[:, :, part.start : part.end].flip(2)
+    # Some heads at a time, as far as there is work for each thread: what is written of a bias stays small.
+    some = max(WRITTEN // (batch * part.length * part.keys), torch.get_num_threads() // 4, 1)
+    found = []
+    for head in range(0, heads, some):
+        chosen = slice(head, min(head + some, heads))
+        rows = source.rows(part, slice(None), chosen).expand(batch, -1, -1, -1)
+        if plan.mask is not None or plan.causal:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+            plan.hide(part, slice(None), chosen, rows)
+        found.append(flash(query[:, chosen], key[:, chosen], value[:, chosen], rows, False, plan.scaling))
+    outputs, sums = zip(*found, strict=True)
+    return torch.cat(outputs, 1), torch.cat(sums, 1)
 
 
 def _computed(
-    plan: Plan, part: Part, rows: Tensor, query: Tensor, key: Tensor, value: Tensor
+    plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor]:
     output, sums = _room(query[:, :, part.start : part.end], value)
     for place in _places(part, query, key):
         q, k, v = place.queries(query), place.keys(key), place.keys(value)
+        rows = source.rows(part, place.batch, place.heads)
         scores = place.scores(plan, rows, sums.new_zeros(1, 1, 1), q, k, place.room(sums))
         logs = scores.logsumexp(-1)
         logs = logs.masked_fill(logs == -torch.inf, 0.0)  # of a query that sees nothing, and gets zeros
@@ -265,9 +183,8 @@ class Place(NamedTuple):
 
     def scores(self, plan: Plan, rows: Tensor, less: Tensor, query: Tensor, key: Tensor, room: Tensor) -> Tensor:
         """Bias, mask and scores, `less` a number per query: (rows, heads, queries, keys)."""
-        bias = rows[self.batch if len(rows) > 1 else slice(None), self.heads]
         scores = room[: math.prod(self.shape)].view(self.shape)
-        torch.sub(bias, less[..., None], out=scores)
+        torch.sub(rows, less[..., None], out=scores)
         plan.hide(self.part, self.batch, self.heads, scores)
         scores.view(*query.shape[:2], -1).baddbmm_(query, key.mT, alpha=plan.scaling)
         return scores
@@ -309,12 +226,14 @@ def _backward(
     of_query = torch.empty_like(query)
     of_key, of_value = (sums.new_zeros(x.shape) for x in (key, value))
     for part in plan.parts(query.shape[2], key.shape[2], BLOCK):
-        rows, here = source.rows(part), slice(part.start, part.end)
+        source.begin(part)
+        here = slice(part.start, part.end)
         places = list(_places(part, query, key))
         room, wide = places[0].room(sums), places[0].room(sums, part.length)  # the largest; the others fit in
         for place in places:
             batch, heads = place.batch, place.heads
             q, k, v, out = place.queries(query), place.keys(key), place.keys(value), place.queries(gradient)
+            rows = source.rows(part, batch, heads)
             weights = place.scores(plan, rows, sums[batch, heads, here].flip(2), q, k, room)
             weights = F.threshold(weights, floor, -torch.inf, inplace=True).exp_().view(*q.shape[:2], -1)
             padded = wide[: weights.numel() // part.keys * (part.keys + part.length)].view(*q.shape[:2], -1)

@@ -21,8 +21,9 @@ from ..core.biases import Bias
 from ..errors import PosencError
 from . import flash, gradients, masks
 from .attention_call import Call
-from .gradients import BiasedAttention, Diagonals, Pairs, Plan, precision
+from .gradients import BiasedAttention, Plan, precision
 from .masks import Sight, add_mask, mask_rows
+from .sources import Diagonals, Pairs, Products
 
 BLOCK = 512
 """How many queries have their bias written out at once: memory is BLOCK * keys instead of queries * keys."""
@@ -199,7 +200,8 @@ def _toeplitz(r: Request) -> Tensor:
     for part in plan.parts(length, keys, length if r.first is None and r.mask is None else BLOCK):
         here = slice(part.start, part.end)
         mask = None if r.mask is None else r.mask[:, :, here, : part.keys].flip(2)
-        rows = add_mask(diagonals.rows(part), mask, r.query.dtype).expand(len(r.query), -1, -1, -1)
+        rows = diagonals.rows(part, slice(None), slice(None))
+        rows = add_mask(rows, mask, r.query.dtype).expand(len(r.query), -1, -1, -1)
         given = (r.query[:, :, here].flip(2), r.key[:, :, : part.keys], r.value[:, :, : part.keys])
         outputs.append(sdpa(r, *given, rows, False).flip(1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -211,6 +213,23 @@ def _numbers(r: Request) -> Tensor:
     distance = torch.arange(1 - first - r.query.shape[2], r.key.shape[2] - first, device=r.key.device)
     numbers = r.bias.numbers(distance, r.precision)
     return (numbers.masked_fill(distance > 0, -torch.inf) if r.causal else numbers).contiguous()
+
+
+# --- products: what queries and what distances give, one multiplication for each pair.
+
+
+def _products_fit(r: Request) -> bool:
+    plain = r.query.device.type == "cpu" and r.dropout == 0.0 and r.bias.of_factors
+    return plain and r.sight.gapless and r.sight.behind and r.first is not None
+
+
+def _products(r: Request) -> Tensor:
+    assert r.first is not None
+    trained = {name: p for name, p in r.bias.named_parameters() if p.requires_grad} if r.trains else {}
+    source = partial(Products, r.bias, tuple(trained), r.call.query, r.first, r.precision)
+    plan = Plan(source, gradients.attend, r.scaling, r.mask, first=r.first)
+    output: Tensor = BiasedAttention.apply(plan, r.query, r.key, r.value, *trained.values())
+    return output.transpose(1, 2).contiguous()
 
 
 # --- flex: torch compiles the bias into one kernel. For GPUs (not measured there); on a CPU the others are faster.
@@ -317,6 +336,7 @@ RENDERINGS = {
     "columns": Rendering(lambda r: r.key_slopes is not None, _columns),
     "shared_columns": Rendering(lambda r: r.key_slopes is not None, partial(_columns, shared=True)),
     "toeplitz": Rendering(_toeplitz_fits, _toeplitz),
+    "products": Rendering(_products_fit, _products),
     "flex": Rendering(_flex_fits, _flex),
     "blocks": Rendering(lambda r: True, _blocks),
 }

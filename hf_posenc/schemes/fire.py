@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..core.biases import Bias
+from ..core.biases import Bend, FactoredBias, Factors
 from ..core.effects import Effect, Geometry
 from .base import Scheme, register_scheme
 
@@ -16,7 +16,7 @@ SHRINK = 0.1
 TINY = 1e-6
 
 
-class ProgressiveBias(Bias):
+class ProgressiveBias(FactoredBias):
     """f(ln(1 + c*distance) / ln(1 + c*reach)), the reach of a pair being its later position, or a threshold if that is
     further; f a network with one hidden layer. Constants are left out of its output: a row of scores has no use for
     them.
@@ -45,14 +45,38 @@ class ProgressiveBias(Bias):
 
     def between(self, query: Tensor, key: Tensor) -> Tensor:
         query, key = query[:, :, None], key[:, None, :]
-        c, threshold = self.c.abs(), (self.threshold * self.multiplier).abs().to(query.dtype)
-        reach = torch.maximum(torch.maximum(query, key), threshold)
-        part = torch.log1p(c * (query - key).abs()) / (torch.log1p(c * reach) + TINY)
+        part = self._log(query - key) / self._whole(torch.maximum(query, key))
         with torch.autocast(part.device.type, enabled=False):  # which would round this product
             weight, constant, outer, slope, height = self._units(part.dtype)
             bent = torch.addcmul(constant[:, None], weight[:, None], part.flatten()).relu_()
             units, weights = torch.cat([bent, part.reshape(1, -1)]), torch.cat([outer, slope[:, None]], 1)
             return torch.addmm(height[:, None], weights, units).view(-1, *part.shape).movedim(0, 1)
+
+    def factors(self, query: Tensor, distances: Tensor) -> Factors:
+        """Parts are products, and so is what units give that are all on or all off at a distance. Where a unit is on
+        for some of these queries alone, it is added for each."""
+        weight, constant, outer, slope, height = self._units(query.dtype)
+        scale, log = 1 / self._whole(query), self._log(distances.clamp(min=0))
+        with torch.no_grad():
+            ends = torch.stack(scale.aminmax())[:, None, None] * log * weight[:, None] + constant[:, None] > 0
+            on, bent = ends.all(0).to(query.dtype), ends[0] != ends[1]
+            starts, counts = bent.byte().argmax(1).tolist(), bent.sum(1).tolist()
+        bends = []
+        for k, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            if count:
+                parts = scale[..., None] * log[start : start + count]
+                bends.append(Bend(start, outer[:, k], torch.addcmul(constant[k], weight[k], parts).relu()))
+        slopes = ((outer * weight) @ on + slope[:, None]) * log
+        heights = (outer * constant) @ on + height[:, None]
+        return Factors(scale, slopes, heights, tuple(bends))
+
+    def _log(self, distance: Tensor) -> Tensor:
+        return torch.log1p(self.c.abs() * distance.abs())
+
+    def _whole(self, position: Tensor) -> Tensor:
+        """What a distance is a part of, by its logarithm, for a pair whose later position this is."""
+        threshold = (self.threshold * self.multiplier).abs().to(position.dtype)
+        return torch.log1p(self.c.abs() * torch.maximum(position, threshold)) + TINY
 
     def _units(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Weight and constant of the hidden units that bend between 0 and 1, and their outer weights, (heads, units);
