@@ -96,7 +96,7 @@ def whole(once) -> Path:
     """Good checkpoints, to be copied and damaged."""
     from good_checkpoints import save_good_checkpoints  # after what is registered
 
-    return once("whole", save_good_checkpoints)
+    return once("good_checkpoints", save_good_checkpoints)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ For what is about a process: its death, its memory, others beside it. How a comm
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -26,11 +27,21 @@ def forked(work: Callable[[], object], said: Path | str = os.devnull, **environm
 def _work(work: Callable[[], object], said: Path | str, environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in what runs in the background
     os.environ.update(environment)
+    if "accelerate.state" in sys.modules:  # which knows what was launched before, in the process forked
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
     with open(said, "w", encoding="utf-8", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
         work()
+
+
+def fork_two(work: Callable[[], object], said: Path) -> list[BaseProcess]:
+    """Two processes of one run, which know of each other as those of a launcher do; each says to `said`/RANK."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        run = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return [forked(work, said / rank, **run, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
 
 
 def command(*words: object) -> Callable[[], None]:

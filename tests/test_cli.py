@@ -1,12 +1,15 @@
 """The command line, run as a user runs it, and the documentation's table, which must say the same."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from forked import command, forked
 from typer.main import get_command
 
 from hf_posenc import SCHEMES
@@ -20,10 +23,24 @@ SCRIPT = str(Path(sys.executable).with_name("hf-posenc"))
 COMMANDS = {"module": [sys.executable, "-m", "hf_posenc"], "script": [SCRIPT]}
 
 
-def run(how: str, *arguments: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
-    command = [*COMMANDS[how], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
+def run(how: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+    typed = [*COMMANDS[how], *arguments]
+    return subprocess.run(typed, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """What a command prints, without the seconds that a start takes."""
+
+    def run(*arguments: str, columns: int = 200) -> str:
+        process = forked(command(*arguments), tmp_path / "said", COLUMNS=str(columns), NO_COLOR="1")
+        process.join(120)
+        said = (tmp_path / "said").read_text()
+        assert process.exitcode == 0, said
+        return said
+
+    return run
 
 
 @pytest.mark.parametrize("how", COMMANDS)
@@ -42,28 +59,26 @@ def test_schemes_lists_every_cell(how):
         assert f"{grade}: {meaning}" in done.stdout
 
 
-def test_families_lists_every_model_type():
-    done = run("script", "families")
-    assert done.returncode == 0, done.stderr
+def test_families_lists_every_model_type(asked):
+    listed = asked("families")
     families = [FAMILIES[name] for name in FAMILIES.built_in()]
     for family in families:
-        (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == [family.name]]
+        (row,) = [line for line in listed.splitlines() if line.split()[:1] == [family.name]]
         assert family.positions in row
         assert family.model_types or "every other" in row
-    words = set(done.stdout.replace(",", " ").split())
+    words = set(listed.replace(",", " ").split())
     assert {kind for family in families for kind in family.model_types} <= words
 
 
-def test_verified_families_are_listed_offline():
-    done = run("script", "families", "--verified", columns=200)
-    assert done.returncode == 0, done.stderr
-    words = set(done.stdout.split())
+def test_verified_families_are_listed_offline(asked):
+    listed = asked("families", "--verified")
+    words = set(listed.split())
     assert set(verified()["families"]) <= words
-    assert f"{len(verified()['families'])} model types" in done.stdout
+    assert f"{len(verified()['families'])} model types" in listed
 
 
-def test_names_are_whole_on_a_narrow_terminal():
-    words = run("script", "schemes", columns=80).stdout.split()
+def test_names_are_whole_on_a_narrow_terminal(asked):
+    words = asked("schemes", columns=80).split()
     assert [name for name in SCHEMES.built_in() if name not in words] == []
 
 
@@ -86,6 +101,15 @@ def test_the_table_of_schemes_says_nothing_that_is_not_so():
     assert len(said) == len(set(said)) >= 24
 
 
+def run_script(script: Path) -> None:
+    """As `python FILE` does, with the modules that lie beside the file."""
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").parent == ROOT / "docs":
+            del sys.modules[name]
+    sys.path[:] = [str(script.parent), *(path for path in sys.path if path != str(ROOT / "docs"))]
+    runpy.run_path(str(script), run_name="__main__")
+
+
 def test_make_docs_writes_the_table(tmp_path):
     """On a page that is out of date, and leaves the rest of it alone."""
     page = tmp_path / "docs" / "schemes" / "README.md"
@@ -93,17 +117,17 @@ def test_make_docs_writes_the_table(tmp_path):
     for script in (ROOT / "docs").glob("*.py"):
         shutil.copy(script, tmp_path / "docs")
     page.write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
-    subprocess.run([sys.executable, tmp_path / "docs" / "tables.py"], check=True, timeout=120)
+    process = forked(partial(run_script, tmp_path / "docs" / "tables.py"))
+    process.join(120)
+    assert process.exitcode == 0
     written = page.read_text()
     assert written == f"before\n<!-- table -->\n{table_markdown()}\n<!-- /table -->\nafter\n"
 
 
 def test_the_help_of_every_command_shows_how_it_is_called():
-    for name, command in get_command(app).commands.items():
-        inner = getattr(command, "commands", None)
-        for called, each in (
-            {f"{name} {sub}": one for sub, one in inner.items()}.items() if inner else [(name, command)]
-        ):
+    for name, known in get_command(app).commands.items():
+        inner = getattr(known, "commands", None)
+        for called, each in {f"{name} {sub}": one for sub, one in inner.items()}.items() if inner else [(name, known)]:
             own = name in ("train", "lm-eval", "recipes")  # which write their help by themselves
             assert own or f"hf-posenc {called}" in (each.help or ""), called
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from accelerate.state import AcceleratorState
 from evaluated import STORY
 from forked import command as forked_command
-from forked import forked
+from forked import fork_two, forked
 
 ROOT = Path(__file__).parent.parent
 ALONE = {key: value for key, value in os.environ.items() if key not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
@@ -36,10 +34,16 @@ def launch(out: Path, text: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "accelerate.commands.launch", *given, *asked(out, text), *more]
 
 
-def free_port() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return str(taken.getsockname()[1])
+def launcher(out: Path, text: Path) -> Callable[[], None]:
+    """What starts the two, without the seconds that its own start takes."""
+
+    def work() -> None:
+        from accelerate.commands.launch import main
+
+        sys.argv = launch(out, text)[2:]
+        main()
+
+    return work
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +53,9 @@ def text(tmp_path_factory):
     return path
 
 
-def measure(out: Path, text: Path, said: Path, **environment: str) -> BaseProcess:
+def measure(out: Path, text: Path, said: Path) -> BaseProcess:
     """One process that measures, without the seconds that a start takes."""
-
-    def work() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)  # of what was launched before, in the process forked
-        forked_command(*asked(out, text))()
-
-    return forked(work, said, **environment)
+    return forked(forked_command(*asked(out, text)), said)
 
 
 @pytest.fixture(scope="module")
@@ -105,23 +104,21 @@ def goes_on(out: Path, alone: Path, text: Path) -> None:
 
 def test_a_run_whose_worker_was_killed_goes_on_with_another_number_of_processes(alone, text, tmp_path):
     out = tmp_path / "killed.jsonl"
-    launched = subprocess.Popen(launch(out, text), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-    wait_for_the_middle(out, lambda: launched.poll() is None)
+    launched = forked(launcher(out, text), **ENVIRONMENT)
+    wait_for_the_middle(out, launched.is_alive)
     family = psutil.Process(launched.pid).children(recursive=True)
     workers = {p.environ()["LOCAL_RANK"]: p for p in family if p.environ().get("LOCAL_RANK")}
     assert len(workers) == 2
     workers["1"].kill()
-    assert launched.wait(timeout=120) != 0
+    launched.join(timeout=120)
+    assert launched.exitcode not in (0, None)
     psutil.wait_procs(workers.values(), timeout=60)
     goes_on(out, alone, text)
 
 
 def test_a_run_that_was_killed_whole_goes_on_with_another_number_of_processes(alone, text, tmp_path):
-    out, started = (
-        tmp_path / "killed.jsonl",
-        {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()},
-    )
-    workers = [measure(out, text, tmp_path / rank, **started, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    out = tmp_path / "killed.jsonl"
+    workers = fork_two(forked_command(*asked(out, text)), tmp_path)
     wait_for_the_middle(out, lambda: all(worker.is_alive() for worker in workers))
     for worker in workers:
         worker.kill()

@@ -3,13 +3,12 @@
 import json
 import math
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cells import tiny
+from forked import fork_two
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
@@ -21,6 +20,7 @@ from hf_posenc.cli.main import app
 from hf_posenc.cli.search import FITNESSES as TYPED
 from hf_posenc.core.ranges import Range
 from hf_posenc.evaluation import Document, tokenized
+from hf_posenc.evaluation.measures.processes import launched_processes
 from hf_posenc.schemes import SCHEMES
 from hf_posenc.search import Budget, recommend, search
 from hf_posenc.search.candidates import LiveRope, geometry_of
@@ -338,23 +338,23 @@ def test_what_is_written_is_loaded_by_plain_transformers(tmp_path, documents):
 
 
 def test_two_processes_find_what_one_does(tmp_path, documents, model, tokenizer):
-    text = tmp_path / "text.txt"
-    text.write_text(documents[0].text)
     budget = Budget(population=4, parents=2, rounds=1, samples=2, held_out=2)
-    code = (
-        "import json, sys, torch; torch.set_num_threads(1)\n"
-        "from hf_posenc import load; from hf_posenc.search import search, Budget\n"
-        "from hf_posenc.evaluation.measures.processes import launched\n"
-        "from hf_posenc.checkpoints.tokenizers import tokenizer_of; from hf_posenc.evaluation import tokenized\n"
-        "words = tokenizer_of('tiny'); docs = tokenized({'random.py': open(sys.argv[1]).read()}, words)\n"
-        f"found = search(load('tiny', dtype=torch.float32), words, docs, target_length={TARGET}, out=sys.argv[2],\n"
-        "    budget=Budget(population=4, parents=2, rounds=1, samples=2, held_out=2))\n"
-        "launched().first and open(sys.argv[3], 'w').write(json.dumps(found.genes))\n"
-    )
-    script, log, answer = tmp_path / "s.py", tmp_path / "log.jsonl", tmp_path / "genes.json"
-    script.write_text(code)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
-    subprocess.run([*launch, str(text), str(log), str(answer)], check=True, capture_output=True, timeout=300)
+    text, log, answer = tmp_path / "text.txt", tmp_path / "log.jsonl", tmp_path / "genes.json"
+    text.write_text(documents[0].text)
+
+    def find():
+        torch.set_num_threads(1)
+        words = tokenizer_of("tiny")
+        read = tokenized({"random.py": text.read_text()}, words)
+        own = load("tiny", dtype=torch.float32)
+        found = search(own, words, read, target_length=TARGET, budget=budget, out=log)
+        if launched_processes().first:
+            answer.write_text(json.dumps(found.genes))
+
+    processes = fork_two(find, tmp_path)
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0, 0], (tmp_path / "0").read_text()
     one = search(model, tokenizer, documents, target_length=TARGET, budget=budget, out=tmp_path / "one.jsonl")
     assert tuple(json.loads(answer.read_text())) == one.genes
     assert log.read_text() == (tmp_path / "one.jsonl").read_text()
