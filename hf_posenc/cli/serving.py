@@ -45,9 +45,9 @@ def export(
     check_name("dtype", dtype, DTYPES)
     if fix is not None and to != "gguf":
         raise PosencError(f"--fix corrects a GGUF file, and --to {to} was asked for.")
-    from ..serving.exports import exported, proof_advice
+    from ..serving.exports import export_checkpoint, proof_advice
 
-    proof = exported(source, target, to, dtype, fix)
+    proof = export_checkpoint(source, target, to, dtype, fix)
     print(f"{target} is written.")
     print(proof if proof is not None else proof_advice(FORMATS[to], target, source))
 
