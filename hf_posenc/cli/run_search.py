@@ -1,4 +1,4 @@
-"""What `hf-posenc search` and `recommend` do once they are understood."""
+"""`hf-posenc search` and `recommend` after their arguments are parsed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_search(
 
 
 def progress_printer(budget: Budget) -> Any:
-    """Says after each round what is best, and how long the rest will take."""
+    """A function that prints the best loss after each round, and the time left."""
     begun, done = time.monotonic(), 0
 
     def tell(now: Round) -> None:
@@ -91,7 +91,7 @@ def run_recommend(
     dtype: str,
     device: str | None,
 ) -> None:
-    if not texts:  # the config alone says what fits
+    if not texts:  # the rules need only the config
         skeleton = model_of_config(config_of(model))
         print(recommend(skeleton, target_length=target, serve=serve, training=training, path=model))
         return
