@@ -17,7 +17,7 @@ from hf_posenc.evaluation import Document
 from hf_posenc.schemes import SCHEMES
 from hf_posenc.search.budget import Budget
 from hf_posenc.search.candidates import LiveRope, geometry_of
-from hf_posenc.search.evolution import evolved
+from hf_posenc.search.evolution import evolve
 from hf_posenc.search.samples import sample_losses, text_samples
 from hf_posenc.search.spaces import FactorSpace
 
@@ -58,7 +58,7 @@ def ours(model, space, samples) -> float:
         return found
 
     begun = time.process_time()
-    rounds = evolved(space, judge, Budget(population=CANDIDATES, rounds=2, samples=WINDOWS), seed=0)
+    rounds = evolve(space, judge, Budget(population=CANDIDATES, rounds=2, samples=WINDOWS), seed=0)
     return (time.process_time() - begun) / rounds[-1].tried
 
 

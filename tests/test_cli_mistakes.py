@@ -150,7 +150,11 @@ def test_a_hub_that_cannot_be_reached_is_told_from_one_without_the_model(command
 def test_a_mistyped_folder_is_answered_with_the_right_one(no_network, tmp_path, monkeypatch):
     (tmp_path / "long-stories").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert "did you mean 'long-stories'?" in refused("describe", "long-storys")
+    for typed in (("describe", "long-storys"), ("patch", "long-storys", "out", "--scheme", "yarn", "--factor", 2)):
+        assert "did you mean 'long-stories'?" in refused(*typed)
+    for typed in (("describe", "runs/a/b"), ("patch", "runs/a/b", "out", "--scheme", "yarn", "--factor", 2)):
+        told = refused(*typed)
+        assert "There is no folder 'runs/a/b'" in told and "hf download" not in told
     assert "is not a directory: nothing of that name is there" in refused("describe", "./long-storys")
     assert "is not a directory: nothing of that name is there" in refused("describe", tmp_path / LONG)
 

@@ -38,6 +38,16 @@ def test_schemes_are_listed_by_their_whole_names_at_any_width(columns):
     assert re.search(r"\bwindow\b[^:]*: on a bias", said) and "cannot be kept" in said
 
 
+def test_help_prints_its_examples_whole_at_80_columns():
+    help_text = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "80"}).stdout
+    assert "none,linear,yarn:factor=4,beta_fast=16." in help_text and "…" not in help_text
+
+
+def test_describe_prints_no_empty_rows():
+    rows = CliRunner().invoke(app, ["describe", "tiny"]).stdout.splitlines()
+    assert len(rows) > 10 and not [row for row in rows if not row[22:].strip()]
+
+
 def test_names_that_are_checked_without_their_code_are_those_of_the_code():
     assert names.TASKS == TASKS and {*READING_TASKS} <= {*names.TASKS}
     assert set(names.PROTOCOLS) == set(PROTOCOLS)

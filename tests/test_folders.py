@@ -30,9 +30,9 @@ HOW = {
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch):
     """No runtime is here, whatever the machine has."""
-    for runtime in external_runtimes.OUTSIDE.values():
+    for runtime in external_runtimes.EXTERNAL_RUNTIMES.values():
         monkeypatch.setenv(runtime.variable, "/nowhere/python")
-    monkeypatch.setattr(external_runtimes.Outside, "version", lambda self: None)
+    monkeypatch.setattr(external_runtimes.ExternalRuntime, "version", lambda self: None)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -80,6 +80,13 @@ def test_the_chart_shows_the_figures_of_the_demo():
     assert found["unpatched"][2] > 40 and max(found["`yarn`, untrained"]) < 9
 
 
+def test_every_scheme_of_the_demo_has_a_row():
+    from hf_posenc.training.demo import SCHEMES
+
+    rows = re.findall(r"^\| `(\w+)`, untrained \|", (DOCS / "demo.md").read_text(encoding="utf-8"), flags=re.M)
+    assert sorted(rows) == sorted(SCHEMES)
+
+
 def test_commands_of_the_readme_are_known():
     from typer.main import get_command
 

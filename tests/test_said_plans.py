@@ -34,7 +34,7 @@ from hf_posenc import (
 )
 from hf_posenc.cli.main import app
 from hf_posenc.evaluation import Options, Reading, compare
-from hf_posenc.serving.folders import way
+from hf_posenc.serving.folders import choose_way
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_posenc.UntrainedWarning")
 YARN = ("yarn", {"factor": 4.0})
@@ -89,7 +89,7 @@ def test_runtimes_that_count_layers_by_themselves_are_stopped(tmp_path):
     assert all(said == "untried" for said in describe(model).runtimes.values())
     for runtime in ("mlx", "vllm", "sglang"):
         with pytest.raises(UnsupportedCell):
-            way(model, runtime)
+            choose_way(model, runtime)
 
 
 def test_on_disk_and_in_adapters(tmp_path):

@@ -24,11 +24,11 @@ from hf_posenc.evaluation.measures.processes import launched_processes
 from hf_posenc.schemes import SCHEMES
 from hf_posenc.search import Budget, recommend, search
 from hf_posenc.search.candidates import LiveRope, geometry_of
-from hf_posenc.search.evolution import evolved
+from hf_posenc.search.evolution import evolve
 from hf_posenc.search.page import page
 from hf_posenc.search.rules import RULES, rules_markdown
 from hf_posenc.search.samples import FITNESSES, needle_samples, sample_losses, shares, split, text_samples
-from hf_posenc.search.spaces import FactorSpace, critical_pair, found_critical_pair, option_space, ramp
+from hf_posenc.search.spaces import FactorSpace, critical_pair, option_space, ramp, searched_critical_pair
 
 SMALL = Budget(population=4, parents=2, rounds=2, samples=4, held_out=4)
 TARGET = 512
@@ -86,7 +86,7 @@ def test_the_critical_pair_is_counted_by_hand():
     frequencies = [1.0, 0.1, 0.01, 0.001]  # waves of 6.3, 63, 628 and 6283 tokens
     assert critical_pair(frequencies, 100) == 2
     assert ramp(4, 2, 16.0) == (1.0, 4.0, 16.0, 16.0)
-    assert found_critical_pair(ramp(4, 2, 16.0), 16.0) == 2
+    assert searched_critical_pair(ramp(4, 2, 16.0), 16.0) == 2
 
 
 @pytest.mark.parametrize("scheme", sorted(n for n in SCHEMES if SCHEMES[n].ranges is not SCHEMES["none"].ranges))
@@ -154,10 +154,10 @@ def test_evolution_finds_a_minimum_and_the_same_one_again():
     def judge(candidates, count):
         return [[(genes[0] - 3) ** 2] * count for genes in candidates]
 
-    found = evolved(Line(), judge, budget, seed=1)
+    found = evolve(Line(), judge, budget, seed=1)
     assert found[-1].genes[0] == pytest.approx(3, abs=0.1)
-    assert evolved(Line(), judge, budget, seed=1) == found
-    assert evolved(Line(), judge, budget, seed=2) != found
+    assert evolve(Line(), judge, budget, seed=1) == found
+    assert evolve(Line(), judge, budget, seed=2) != found
     assert [r.best for r in found] == sorted((r.best for r in found), reverse=True)
 
 
@@ -166,7 +166,7 @@ def test_a_poisoned_candidate_cannot_win(poison):
     def judge(candidates, count):
         return [[poison] * count if genes[0] > 0.5 else [abs(genes[0] - 2)] * count for genes in candidates]
 
-    found = evolved(Line(), judge, Budget(population=8, parents=3, rounds=6, samples=4), seed=0)
+    found = evolve(Line(), judge, Budget(population=8, parents=3, rounds=6, samples=4), seed=0)
     assert found[-1].genes[0] <= 0.5 and math.isfinite(found[-1].best)
 
 
@@ -177,7 +177,7 @@ def test_a_search_over_one_candidate_returns_it():
 
         crossed = varied
 
-    found = evolved(Point(), lambda candidates, count: [[1.0] * count for _ in candidates], Budget(), seed=0)
+    found = evolve(Point(), lambda candidates, count: [[1.0] * count for _ in candidates], Budget(), seed=0)
     assert len(found) == 1 and found[0].genes == (0.0,)
 
 
@@ -188,7 +188,7 @@ def test_clearly_worse_candidates_are_read_on_few_samples():
         counts.append((len(candidates), count))
         return [[abs(genes[0])] * count for genes in candidates]
 
-    evolved(Line(), judge, Budget(population=16, parents=4, rounds=1, samples=16), seed=0)
+    evolve(Line(), judge, Budget(population=16, parents=4, rounds=1, samples=16), seed=0)
     assert counts[1][1] == 4 and counts[2][1] == 8 and counts[3][1] == 16
     assert counts[1][0] == 16 and counts[2][0] <= 8 and counts[3][0] <= 4
 

@@ -106,6 +106,7 @@ def test_what_is_wrong_is_said(recipe, given, said):
     with pytest.raises(PosencError) as error:
         read_settings(recipe, [given])
     assert said in str(error.value)
+    assert "Value error" not in str(error.value) and "got {" not in str(error.value)
 
 
 def test_every_mistake_is_told_at_once(recipe):

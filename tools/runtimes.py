@@ -40,8 +40,8 @@ from hf_posenc.engines.table import Entry, record_entries  # noqa: E402
 from hf_posenc.patching.other_readers import WRITTEN  # noqa: E402
 from hf_posenc.schemes.frequencies import MSCALES  # noqa: E402
 from hf_posenc.serving import llama_cpp, onnx_reader  # noqa: E402
-from hf_posenc.serving.external_runtimes import CT2, MLX, VLLM, Outside  # noqa: E402
-from hf_posenc.serving.folders import way, write_folder  # noqa: E402
+from hf_posenc.serving.external_runtimes import CT2, MLX, VLLM, ExternalRuntime  # noqa: E402
+from hf_posenc.serving.folders import choose_way, write_folder  # noqa: E402
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary  # noqa: E402
 from hf_posenc.serving.gguf.write import write_gguf  # noqa: E402
 from hf_posenc.serving.onnx.export import write_onnx  # noqa: E402
@@ -263,7 +263,7 @@ def verdict(runtime: str, cell: Cell, answer: list[torch.Tensor] | str) -> tuple
     return ("right" if furthest < limit else "wrong"), furthest, ""
 
 
-def environment(runtime: Outside, folder: Path) -> None:
+def environment(runtime: ExternalRuntime, folder: Path) -> None:
     """An interpreter that has the runtime, which is named in the environment variable that export looks at."""
     if runtime.variable in os.environ or runtime.version() is not None:
         return
@@ -429,7 +429,7 @@ def exported_onnx(cell: Cell) -> list[torch.Tensor] | str:
 def exported(cell: Cell, runtime: str, place: Path) -> Path | str:
     """Where a cell was exported to, or why it was not."""
     try:
-        how, rotation = way(cell.model, runtime)
+        how, rotation = choose_way(cell.model, runtime)
         place.mkdir()
         write_folder(cell.folder, place, cell.model, runtime, how, rotation)
     except PosencError as error:

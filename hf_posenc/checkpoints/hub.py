@@ -10,6 +10,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from ..compat.models import file_of
 from ..errors import PosencError
@@ -20,6 +21,7 @@ MEMORY = 30.0
 """Seconds for which a hub that could not be reached is not asked again: a load looks for a dozen files."""
 MARKS = ("config.json", "adapter_config.json", "modules.json")
 """Files by one of which a model in the cache is known."""
+NO_HUB_NAME = "it is not the name of a model on a hub (owner/name)"
 _troubles: dict[tuple[str, Any], tuple[float, str]] = {}
 
 
@@ -65,7 +67,7 @@ def _asked(path: str, hub: dict[str, Any]) -> str:
     except HfHubHTTPError:
         pass  # it answers: what it says is told where a file is asked for
     except HFValidationError:
-        return "this is not how models are named there"
+        return NO_HUB_NAME
     except Exception as error:  # whatever the HTTP client of the day raises where there is no network
         return str(error) or type(error).__name__
     return ""
@@ -80,11 +82,34 @@ def _is_cached(path: str, hub: dict[str, Any]) -> bool:
 
 
 def unreached(path: str, why: str) -> str:
-    """A name that is no folder, of which the hub cannot be asked."""
+    """The message for a name that is no folder, where the hub cannot be asked about it."""
+    if not _is_hub_name(path):
+        return f"There is no folder {path!r} here{_near(path)}, and {NO_HUB_NAME}. Check the spelling."
     return (
         f"There is no folder {path!r} here{_near(path)}, and whether the hub has such a model cannot be asked: {why}. "
         f"Check the spelling or the network, or fetch the model where there is one: hf download {path}"
     )
+
+
+def refuse_missing_folder(path: str) -> None:
+    """Raise for a checkpoint that must be on this disk and is not."""
+    if os.path.isdir(path):
+        return
+    message = f"There is no folder {path!r}{_near(path)}, and a checkpoint to patch on disk must be on this disk."
+    if not _is_hub_name(path):
+        raise PosencError(f"{message} Check the spelling.")
+    raise PosencError(
+        f"{message} If it is a model on the hub, fetch it first, and patch the folder that this prints: "
+        f"hf download {path}"
+    )
+
+
+def _is_hub_name(path: str) -> bool:
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _near(path: str) -> str:

@@ -35,6 +35,7 @@ from .adapters import adapter_record
 from .cards import PATCHED, kept_card, write_card
 from .embedders import copy_modules
 from .files import CONFIG, INDEX, WEIGHTS, find, read_json
+from .hub import refuse_missing_folder
 from .restore import refuse_other_geometry, restore
 from .save_load import model_class_of, reset_length, unpatched_config, weight_files
 from .staging import refuse_target, staged
@@ -60,11 +61,7 @@ def patch_checkpoint(
     wanted = scheme_or_plan(scheme, options)
     check_existing(existing)
     origin = model_path(source)
-    if not os.path.isdir(origin):
-        raise PosencError(
-            f"{origin} is not a directory: a checkpoint to patch on disk must be on this disk. Fetch one of a hub "
-            f"first, and patch the folder that this prints: hf download {origin}"
-        )
+    refuse_missing_folder(origin)
     refuse_target(target, overwrite, source=origin)
     if find(origin, ADAPTER, {}) is not None:
         raise PosencError(

@@ -1,4 +1,4 @@
-"""`hf-posenc bench`: what tells schemes apart that are trained in."""
+"""`hf-posenc bench`: compare schemes by training small models with them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ import typer
 
 from .messages import with_plain_errors
 
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train small models from nothing, and compare.")
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train small models from scratch, and compare.")
 
 
 @bench.callback()
 def _group() -> None:
-    """Train small models from nothing, and compare."""
+    """Train small models from scratch, and compare."""
 
 
 def length_generalisation(
-    out: Annotated[Path, typer.Option(help="folder of results.jsonl, which is gone on from, and of the page")] = Path(
-        "length-generalisation"
-    ),
-    tasks: Annotated[str, typer.Option(help="of repeat_one, copy, reverse, addition, scan, stdlib")] = "repeat_one",
-    schemes: Annotated[str, typer.Option(help="separated by commas; all nine unless given")] = "",
+    out: Annotated[
+        Path, typer.Option(help="Folder for results.jsonl, from which a run resumes, and for the page.")
+    ] = Path("length-generalisation"),
+    tasks: Annotated[
+        str, typer.Option(help="Separated by commas: repeat_one, copy, reverse, addition, scan, stdlib.")
+    ] = "repeat_one",
+    schemes: Annotated[str, typer.Option(help="Separated by commas. Default: all nine.")] = "",
     seeds: Annotated[int, typer.Option(min=1)] = 3,
     steps: Annotated[int, typer.Option(min=1)] = 1000,
     layers: Annotated[int, typer.Option(min=1)] = 3,
     learning_rate: Annotated[float, typer.Option(min=0)] = 1e-3,
-    processes: Annotated[int, typer.Option(min=0, help="side by side; 0: one for each core")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Parallel processes; 0: one for each core.")] = 0,
 ) -> None:
-    """Exact match by length of small decoders, trained from nothing at lengths up to 20, with each scheme.
+    """Train small decoders from scratch at lengths up to 20, and measure exact match at longer ones.
 
     \b
     hf-posenc bench length-generalisation --tasks repeat_one --schemes none,t5,alibi,rope,sinusoidal

@@ -1,4 +1,4 @@
-"""`hf-posenc schemes` and `hf-posenc families`: what there is, and what works where."""
+"""`hf-posenc schemes` and `hf-posenc families`: which schemes there are, and on which models they work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from .tables import fits, paragraph, table
 
 WIDE = 130
-"""Columns that a scheme takes with what it does; below, that has a line of its own."""
+"""Terminal width from which the summary of a scheme fits on the same line."""
 
 
 def schemes(
-    why: Annotated[bool, typer.Option("--why", help="Say why a scheme is refused on a kind of positions.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Give the reasons why schemes are refused.")] = False,
 ) -> None:
     """List every scheme, the models it works on, and who can load the result.
 
@@ -57,7 +57,7 @@ def schemes(
 
 
 def print_reasons(grades: dict[tuple[str, str], str]) -> None:
-    """Every refusal, those with the same reason together."""
+    """Print every refusal, grouped by reason."""
     reasons: dict[str, dict[str, list[str]]] = {}
     for (name, kind), grade in grades.items():
         if grade.startswith("refused: "):
@@ -74,10 +74,10 @@ def print_reasons(grades: dict[tuple[str, str], str]) -> None:
 
 def families(
     verified: Annotated[
-        bool, typer.Option("--verified", help="List every model type that was tried, and how it went.")
+        bool, typer.Option("--verified", help="List every model type that was tested, and the result.")
     ] = False,
 ) -> None:
-    """List every family and the model types it serves.
+    """List every family and the model types in it.
 
     \b
     hf-posenc families

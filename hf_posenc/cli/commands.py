@@ -1,4 +1,4 @@
-"""A command that knows what is meant when a list was written with spaces."""
+"""A command that explains itself when a list was written with spaces instead of commas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 
 class ListCommand(TyperCommand):
-    """Says how lists are written where there are more words than arguments."""
+    """Explains how lists are written when there are too many arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True
@@ -20,9 +20,9 @@ class ListCommand(TyperCommand):
 
 
 def explain_extra_words(rest: list[str], args: list[str]) -> str:
-    """What somebody may have meant by words that no option takes."""
+    """A hint on what was probably meant by the extra words."""
     if any(os.path.exists(word) for word in rest):
-        return "Each text has a --text of its own, or quote the pattern: --text 'books/*.txt'."
+        return "Repeat --text for each file, or quote a pattern: --text 'books/*.txt'."
     lists = [word for word in ("--schemes", "--lengths", "--tasks", "--depths") if word in args]
     example = lists[0] if lists else "--lengths"
     after = args[args.index(example) + 1 :][:1] if lists else ["2k"]

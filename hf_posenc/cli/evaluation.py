@@ -1,4 +1,4 @@
-"""`hf-posenc eval` and `hf-posenc compare`: what may be typed."""
+"""`hf-posenc eval` and `hf-posenc compare`: their arguments."""
 
 from __future__ import annotations
 
@@ -13,64 +13,75 @@ from .request import parse_request, refuse_unknown_schemes
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or adapter: folder, hub name, or `tiny`.")]
 Text = Annotated[
     list[str] | None,
-    typer.Option(metavar="FILE", help="A text file, a folder, or a pattern in quotes; more than once."),
+    typer.Option(metavar="FILE", help="A text file, a folder, or a quoted pattern; may be repeated."),
 ]
 Tasks = Annotated[
     str | None,
     typer.Option(
         metavar="TASKS",
-        help="perplexity, loss_by_position, shift, passkey, multikey, multivalue, json_kv, first_sentence; for "
-        "encoders embed_passkey, embed_needle; with commas.",
+        help="Separated by commas: perplexity, loss_by_position, shift, passkey, multikey, multivalue, json_kv, "
+        "first_sentence; for encoders embed_passkey, embed_needle.",
         autocompletion=lambda incomplete: complete_list(incomplete, TASKS),
     ),
 ]
 ProtocolName = Annotated[
     str,
     typer.Option(
-        help="last, sliding, whole or yarn.", autocompletion=lambda incomplete: complete_list(incomplete, PROTOCOLS)
+        help="How perplexity is measured: last, sliding, whole or yarn.",
+        autocompletion=lambda incomplete: complete_list(incomplete, PROTOCOLS),
     ),
 ]
 Windows = Annotated[
-    int | None, typer.Option(help="Of `last`, loss_by_position and shift; 20 or what the text has room for.")
+    int | None,
+    typer.Option(help="Number of windows, for `last`, loss_by_position and shift. Default: 20, or as many as fit."),
 ]
-Scored = Annotated[int | None, typer.Option(help="Tokens at the end of windows of `last` and shift; 64 unless given.")]
-Stride = Annotated[int | None, typer.Option(help="Of `sliding` and `yarn`; 256 unless given.")]
-MaxTokens = Annotated[str | None, typer.Option(help="Of each document, for `sliding` and `yarn`; all unless given.")]
-Truncate = Annotated[bool, typer.Option("--truncate", help="`yarn` over one window a document.")]
-Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Open windows with BOS; as the tokenizer does.")]
-Depths = Annotated[str, typer.Option(help="Of needles, from 0 to 1, with commas.")]
-Trials = Annotated[int, typer.Option(help="At each depth.")]
-Distractors = Annotated[int, typer.Option(help="That an answer must be likelier than.")]
-Queries = Annotated[int, typer.Option(help="Of embed_ tasks at each length.")]
-Stacks = Annotated[int, typer.Option("--documents", help="That queries of embed_ tasks choose from.")]
-Seed = Annotated[int, typer.Option(help="Of the trials.")]
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write all rows there.")]
-Report = Annotated[str | None, typer.Option(metavar="FILE", help="Write a page (.html), a picture (.png) or .md.")]
+Scored = Annotated[
+    int | None, typer.Option(help="Scored tokens at the end of each window, for `last` and shift. Default: 64.")
+]
+Stride = Annotated[int | None, typer.Option(help="Stride of the windows of `sliding` and `yarn`. Default: 256.")]
+MaxTokens = Annotated[
+    str | None, typer.Option(help="Read only so many tokens of each document, for `sliding` and `yarn`. Default: all.")
+]
+Truncate = Annotated[bool, typer.Option("--truncate", help="For `yarn`: read only one window of each document.")]
+Bos = Annotated[
+    bool | None, typer.Option("--bos/--no-bos", help="Start windows with BOS. Default: as the tokenizer does.")
+]
+Depths = Annotated[str, typer.Option(help="Where needles are hidden, from 0 (start) to 1 (end).")]
+Trials = Annotated[int, typer.Option(help="Number of trials at each depth.")]
+Distractors = Annotated[int, typer.Option(help="Number of wrong answers that the right one is compared with.")]
+Queries = Annotated[int, typer.Option(help="Number of queries of embed_ tasks at each length.")]
+Stacks = Annotated[int, typer.Option("--documents", help="Number of documents that embed_ tasks search.")]
+Seed = Annotated[int, typer.Option(help="Random seed of the trials.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write all results to this file.")]
+Report = Annotated[str | None, typer.Option(metavar="FILE", help="Write a report: .html, .png or .md.")]
 Out = Annotated[
-    str | None, typer.Option(metavar="FILE", help="JSONL that results are appended to, and a run goes on from.")
+    str | None,
+    typer.Option(metavar="FILE", help="Append each result to this JSONL file; the same command resumes from it."),
 ]
 Dtype = Annotated[
     str,
     typer.Option(
-        help="float32, bfloat16, float16; auto: float32 on a CPU, else the checkpoint's.",
+        help="float32, bfloat16, float16; auto: float32 on a CPU, else the dtype of the checkpoint.",
         autocompletion=lambda incomplete: complete_list(incomplete, DTYPES),
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; the fastest there is, unless given.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the fastest one.")]
 DeviceMap = Annotated[
-    str | None, typer.Option(metavar="auto", help="Share the layers out among all devices; for large models.")
+    str | None, typer.Option(metavar="auto", help="Spread the layers over all devices, for large models.")
 ]
 Step = Annotated[
-    str | None, typer.Option(metavar="LENGTH", help="Read so many tokens at a time over a cache: less memory.")
+    str | None, typer.Option(metavar="LENGTH", help="Read so many tokens at a time with a KV cache, to save memory.")
 ]
-BatchSize = Annotated[int | None, typer.Option(help="Texts that go through the model at once.")]
-Tokenizer = Annotated[str | None, typer.Option(help="Where the tokenizer is, if not with the model.")]
-Force = Annotated[bool, typer.Option("--force", help="Go on though memory may not suffice.")]
+BatchSize = Annotated[int | None, typer.Option(help="Texts in one batch.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Folder or hub name of the tokenizer, if it is not with the model.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Run even if there may not be enough memory.")]
 
 
 def eval_command(
     model: Model,
-    lengths: Annotated[str, typer.Option(metavar="LENGTHS", help="In tokens, with commas: 2k,4k,8k.")],
+    lengths: Annotated[str, typer.Option(metavar="LENGTHS", help="Lengths in tokens, separated by commas: 2k,4k,8k.")],
     text: Text = None,
     tasks: Tasks = None,
     protocol: ProtocolName = "last",
@@ -89,13 +100,17 @@ def eval_command(
     harness: Annotated[
         str | None,
         typer.Option(
-            help="ruler, ruler_offline, longbench, babilong, lemb, or tasks of theirs.",
+            help="A benchmark: ruler, ruler_offline, longbench, babilong, lemb, or single tasks of them.",
             autocompletion=lambda incomplete: complete_list(incomplete, HARNESSES),
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Of each harness task and length.")] = 50,
-    base: Annotated[str | None, typer.Option(help="The base model of an adapter, if it has moved.")] = None,
-    reference: Annotated[str | None, typer.Option(help="What the short-context tax is measured against.")] = None,
+    samples: Annotated[int, typer.Option(help="Number of samples for each harness task and length.")] = 50,
+    base: Annotated[
+        str | None, typer.Option(help="The base model of an adapter, if it is no longer where the adapter says.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The unpatched model, to measure the loss of quality on short texts against.")
+    ] = None,
     json_file: Json = None,
     report: Report = None,
     out: Out = None,
@@ -107,7 +122,7 @@ def eval_command(
     tokenizer: Tokenizer = None,
     force: Force = False,
 ) -> None:
-    """Measure how far a checkpoint, adapter or hub model can read.
+    """Measure how long a text a checkpoint, adapter or hub model can use.
 
     \b
     hf-posenc eval tiny --lengths 256,512,1k --tasks passkey
@@ -126,14 +141,18 @@ def compare_command(
         str,
         typer.Option(
             metavar="SCHEMES",
-            help="With commas, options behind a colon: none,linear,yarn:factor=4,beta_fast=16.",
+            help="Separated by commas, with options after a colon: none,linear,yarn:factor=4,beta_fast=16.",
             autocompletion=lambda incomplete: complete_list(incomplete, scheme_names()),
         ),
     ],
-    target_length: Annotated[str, typer.Option(metavar="LENGTH", help="That schemes reach for: 16k.")],
+    target_length: Annotated[str, typer.Option(metavar="LENGTH", help="Length that the schemes extend to: 16k.")],
     text: Text = None,
     lengths: Annotated[
-        str | None, typer.Option(metavar="LENGTHS", help="Unless given: the trained length, twice it, ...")
+        str | None,
+        typer.Option(
+            metavar="LENGTHS",
+            help="Lengths to measure. Default: the trained length, twice that, ... up to the target.",
+        ),
     ] = None,
     tasks: Tasks = None,
     protocol: ProtocolName = "last",
@@ -160,7 +179,7 @@ def compare_command(
     tokenizer: Tokenizer = None,
     force: Force = False,
 ) -> None:
-    """Patch one model with each scheme in turn, and rank them as far as error bars allow.
+    """Patch one model with each scheme in turn, and rank the schemes with error bars.
 
     \b
     hf-posenc compare tiny --schemes ntk,yarn --target-length 1k --text book.txt

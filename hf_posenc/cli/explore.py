@@ -1,4 +1,4 @@
-"""`hf-posenc explore`: a page on which schemes are tried with sliders."""
+"""`hf-posenc explore`: write a page to try schemes with sliders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def explore(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("explore.html"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")] = False,
 ) -> None:
-    """Write a page on which scheme, factor and options are chosen with sliders, for a model's own geometry.
+    """Write a page with sliders for scheme, factor and options, for the sizes of this model.
 
-    It shows what becomes of every pair, how far that should reach, and the command to go on with. One file, no
-    network; the config is read, the weights are not.
+    It shows the wavelength of every pair, the predicted reach, and the command to patch with. The page is one file,
+    and needs no network. Only the config is read, not the weights.
 
     \b
     hf-posenc explore

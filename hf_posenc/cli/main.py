@@ -1,7 +1,7 @@
 """The command line: `hf-posenc`, also `python -m hf_posenc`.
 
-What torch and transformers are needed for is imported inside the commands: help, completion and mistakes in what was
-typed are answered at once.
+Everything that needs torch or transformers is imported inside the commands, so that help, completion and typing
+mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .training import ANY_WORDS, show_recipes, train
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode=None,  # its panels break and cut names and paths at the terminal's width
+    rich_markup_mode=None,  # Rich's panels would cut names and paths at the terminal's width
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,11 +53,11 @@ def main(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
-    """Swap how a Hugging Face model knows positions, and back.
+    """Swap the position encoding of a Hugging Face model, and measure the result.
 
     \b
-    hf-posenc schemes                                     what there is
-    hf-posenc describe tiny                               what a checkpoint does
+    hf-posenc schemes                                     list all schemes
+    hf-posenc describe tiny                               show the positions of a checkpoint
     hf-posenc patch SRC DST --scheme yarn --target-length 32k
     hf-posenc compare tiny --schemes ntk,yarn --target-length 1k --text book.txt
 
@@ -66,7 +66,7 @@ def main(
 
 
 def parse_options(given: list[str]) -> dict[str, Any]:
-    """`name=value` pairs; lengths are read as such, other values as JSON or else as text."""
+    """Options from `name=value` pairs: lengths such as 32k, other values as JSON, or else as text."""
     options: dict[str, Any] = {}
     for item in given:
         name, equals, value = item.partition("=")
@@ -93,16 +93,25 @@ def patch(
         ),
     ] = None,
     plan: Annotated[
-        str | None, typer.Option(help="Or a scheme for each group of layers: 'every 4th: none; rest: yarn', or swan.")
+        str | None,
+        typer.Option(help="Instead of --scheme: one for each group of layers, 'every 4th: none; rest: yarn' or swan."),
     ] = None,
-    target_length: Annotated[str | None, typer.Option(help="Tokens to reach: 32768 or 32k.")] = None,
-    factor: Annotated[float | None, typer.Option(help="Or how many times the trained length.")] = None,
-    trained_length: Annotated[str | None, typer.Option(help="If the config is wrong about it.")] = None,
-    existing: Annotated[str | None, typer.Option(help="A RoPE that is scaled already: extend or replace it.")] = None,
+    target_length: Annotated[str | None, typer.Option(help="Length to extend to, in tokens: 32768 or 32k.")] = None,
+    factor: Annotated[
+        float | None, typer.Option(help="Length to extend to, as a multiple of the trained length.")
+    ] = None,
+    trained_length: Annotated[
+        str | None, typer.Option(help="The trained length, if the config states it wrongly.")
+    ] = None,
+    existing: Annotated[
+        str | None, typer.Option(help="What to do with a RoPE that is scaled already: extend or replace.")
+    ] = None,
     temperature: Annotated[
-        str | None, typer.Option(help="What queries are multiplied by: log, ssmax, 'drope c=0.2' ...")
+        str | None, typer.Option(help="Attention temperature, which scales queries: log, ssmax, 'drope c=0.2' ...")
     ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="name=value of the scheme, more than once.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the scheme, as name=value; may be repeated.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in TARGET.")] = False,
 ) -> None:
     """Write a patched copy of a checkpoint, without loading the model.
@@ -113,7 +122,7 @@ def patch(
     hf-posenc patch my-llama my-swan --plan 'every 4th: none temperature=log; rest: window window=4096'
     """
     if (scheme is None) == (plan is None):
-        raise PosencError("Give --scheme, or --plan for a scheme for each group of layers; one of the two.")
+        raise PosencError("Give either --scheme, or --plan (which names a scheme for each group of layers).")
     if scheme is not None:
         check_name("scheme", scheme, scheme_names())
     elif ":" not in str(plan):
@@ -134,7 +143,7 @@ def patch(
 def describe(
     path: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint or adapter: folder, hub name, `tiny`.")],
 ) -> None:
-    """Tell what a checkpoint or adapter would do, without loading its weights.
+    """Show how a checkpoint or adapter encodes positions, without loading its weights.
 
     \b
     hf-posenc describe tiny
@@ -152,7 +161,9 @@ def describe(
 def merge(
     adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="Folder of a PEFT adapter on a patched model.")],
     out: Annotated[str, typer.Argument(metavar="TARGET", help="Folder to write.")],
-    base: Annotated[str | None, typer.Option(help="The base model, if it has moved.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The base model, if it is no longer where the adapter says.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in TARGET.")] = False,
 ) -> None:
     """Write an adapter and its base model as one self-contained checkpoint.
@@ -170,7 +181,7 @@ def merge(
 def reseal(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a checkpoint that an earlier version wrote.")],
 ) -> None:
-    """Let every runtime but this one refuse a sealed checkpoint, also if an earlier version wrote it.
+    """Seal a checkpoint of an earlier version, so that runtimes without hf_posenc refuse it instead of misreading it.
 
     \b
     hf-posenc reseal my-old-adapter
@@ -178,29 +189,35 @@ def reseal(
     from ..checkpoints.reseal import reseal as reseal_checkpoint
 
     done = reseal_checkpoint(path)
-    print(f"{path} is sealed now." if done else f"{path} needs nothing: it is sealed, or others load it right.")
+    print(
+        f"{path} is sealed now."
+        if done
+        else f"{path} is left as it is: it is sealed already, or other runtimes load it correctly."
+    )
 
 
 for _command, _short in (
     (schemes, "List every scheme and where it works."),
     (families, "List the families of models."),
     (patch, "Write a patched copy of a checkpoint."),
-    (describe, "Tell what a checkpoint does with positions."),
-    (explore, "Try schemes with sliders, on a page."),
-    (merge, "Write an adapter and its base as one model."),
-    (reseal, "Make an old sealed checkpoint safe."),
-    (export, "Write a checkpoint for llama.cpp, and prove it."),
-    (doctor, "Say what is suspicious about positions."),
-    (verify, "Ask a runtime what it computes from a checkpoint."),
+    (describe, "Show how a checkpoint encodes positions."),
+    (explore, "Write a page to try schemes with sliders."),
+    (merge, "Merge an adapter into its base model."),
+    (reseal, "Seal a checkpoint of an earlier version."),
+    (export, "Write a checkpoint for another runtime."),
+    (doctor, "Find problems with positions."),
+    (verify, "Check that a runtime computes the same."),
 ):
     app.command(short_help=_short)(with_plain_errors(_command))
 app.command("serve-args", short_help="Print how to serve a checkpoint.")(with_plain_errors(serve_args))
-app.command("eval", cls=ListCommand, short_help="Measure how far a model can read.")(with_plain_errors(eval_command))
+app.command("eval", cls=ListCommand, short_help="Measure how long a text a model can use.")(
+    with_plain_errors(eval_command)
+)
 app.command("compare", cls=ListCommand, short_help="Rank schemes on one model.")(with_plain_errors(compare_command))
 
 
 app.command("search", short_help="Find the best factors or options for a model.")(with_plain_errors(search))
-app.command("recommend", short_help="Say which scheme to take.")(with_plain_errors(recommend))
+app.command("recommend", short_help="Recommend a scheme.")(with_plain_errors(recommend))
 app.command("train", context_settings=ANY_WORDS, short_help="Fine-tune a model by a recipe.")(train)
 app.add_typer(bench, name="bench")
 app.command("recipes", short_help="List the recipes of this package.")(with_plain_errors(show_recipes))

@@ -1,4 +1,4 @@
-"""How commands answer when something goes wrong: with a message alone, in one piece."""
+"""Errors and interruptions as messages, without a traceback."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ import typer
 from ..errors import PosencError
 
 INTERRUPTED = 130
-"""What shells expect of a command that Ctrl-C has ended."""
+"""The exit code of a command that was stopped by Ctrl-C, by the convention of shells."""
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """A user's mistake is answered with its message alone, and a warning is one line."""
+    """Print our errors and those of the file system as messages, and warnings as one line each."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_args, **_more: f"hf-posenc: warning: {message}\n"
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the answer has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+    except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise Python prints an error when it exits
         raise typer.Exit(1) from None
     except (PosencError, OSError) as error:
         print_error(error_message(error))
@@ -42,7 +44,7 @@ def print_error(text: str) -> None:
 
 
 def error_message(error: Exception) -> str:
-    """What went wrong; of the system's errors, with which file and what to do."""
+    """The text of an error; for errors of the file system with the file and what to do about it."""
     if not isinstance(error, OSError) or isinstance(error, PosencError) or error.filename is None:
         return str(error)
     where = f"{error.filename} -> {error.filename2}" if error.filename2 is not None else error.filename
@@ -51,7 +53,7 @@ def error_message(error: Exception) -> str:
 
 
 def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose errors and interruptions are answered plainly."""
+    """Wrap a command so that it ends with a message when it fails or is interrupted."""
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -66,12 +68,12 @@ def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def interruption_message(given: dict[str, Any]) -> str:
-    """What is kept of a run that was interrupted, and how to go on."""
+    """How many results of an interrupted run were kept, and how to resume it."""
     if "out" not in given or "lengths" not in given:
         return "interrupted."
     if given["out"] is None:
-        return "interrupted. Nothing was kept: with --out FILE each result is, and the same command goes on from it."
+        return "interrupted. Nothing was kept: with --out FILE each result is, and the same command resumes the run."
     file = Path(given["out"])
     kept = max(file.read_bytes().count(b"\n") - 1, 0) if file.is_file() else 0
     results = "1 result is" if kept == 1 else f"{kept} results are"
-    return f"interrupted. {results} kept in {file}: the same command goes on from there."
+    return f"interrupted. {results} kept in {file}: the same command resumes the run."

@@ -1,4 +1,4 @@
-"""Names that the command line checks and completes before anything slow is imported."""
+"""Names that the command line checks and completes without importing torch."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 HARNESSES = ("ruler", "ruler_offline", "longbench", "babilong", "lemb")
 VERIFIERS = ("llama.cpp", "transformers", "vllm", "mlx", "ct2", "onnx")
 SERVERS = ("vllm", "sglang", "llama.cpp", "ollama", "tgi", "trl")
-"""A test holds all of these against what they name."""
+"""A test compares all of these with the code that defines them."""
 EXISTING = ("extend", "replace")
 PLANS = ("swan", "rnope_swa", "irope")
 DECLARED = re.compile(r'^    name(?:: [^=]+)? = "(\w+)"$', re.MULTILINE)
 PLUGINS = "hf_posenc.schemes"
-"""The entry points through which other packages bring schemes."""
+"""The entry points through which other packages register schemes."""
 
 
 @lru_cache
 def scheme_names() -> tuple[str, ...]:
-    """The schemes of this package as their files declare them, and those that others offer.
+    """The schemes of this package, read from the text of its files, and those of installed plugins.
 
-    Nothing is imported for it, since that would take seconds.
+    Nothing is imported, since that would take seconds.
     """
     files = (Path(__file__).parent.parent / "schemes").glob("*.py")
     own = [name for file in files for name in DECLARED.findall(file.read_text(encoding="utf-8"))]
@@ -52,6 +52,6 @@ def check_name(kind: str, name: str, known: Sequence[str]) -> None:
 
 
 def complete_list(incomplete: str, known: Iterable[str]) -> list[str]:
-    """What a list with commas may go on with."""
+    """Completions of the last name in a list with commas."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in known if name.startswith(last)]

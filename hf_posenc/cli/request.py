@@ -1,4 +1,4 @@
-"""What was typed, checked as far as that is possible before anything slow is imported."""
+"""The arguments of `eval` and `compare`, checked before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .names import DTYPES, PLANS, PROTOCOLS, TASKS, check_name, scheme_names
 
 @dataclass(frozen=True)
 class Request:
-    """What was typed, as far as it can be understood without a model."""
+    """Parsed arguments. Those that need no parsing are attributes too, from `given`."""
 
     given: Mapping[str, Any]
     lengths: list[int]
-    """Empty where the model's own length decides."""
+    """Empty if they follow from the model's trained length."""
     tasks: tuple[str, ...]
     depths: tuple[float, ...]
     max_tokens: int | None
     texts: dict[str, str]
-    """Of the files, by name."""
+    """The texts by the name of their file."""
     target: int = 0
-    """What schemes reach for."""
+    """The length that schemes extend to."""
     step: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -37,7 +37,7 @@ class Request:
 
 
 def parse_request(given: Mapping[str, Any], lengths: list[int], tasks: str, target: int = 0) -> Request:
-    """What was typed; raises for whatever is wrong with it by itself."""
+    """Parse the arguments, and raise for every mistake that can be found without the model."""
     names = tuple(filter(None, (name.strip() for name in (given["tasks"] or tasks).split(","))))
     if not names and not given.get("harness"):
         raise PosencError(
@@ -50,7 +50,9 @@ def parse_request(given: Mapping[str, Any], lengths: list[int], tasks: str, targ
     if given["device_map"] is not None:
         check_name("device map", given["device_map"], ("auto",))
         if given["device"] is not None:
-            raise PosencError("--device puts all of a model in one place, and --device-map in several: leave one out.")
+            raise PosencError(
+                "--device puts the model on one device, and --device-map spreads it over several: give only one."
+            )
     try:
         depths = tuple(float(depth) for depth in given["depths"].split(","))
     except ValueError:
@@ -72,8 +74,8 @@ def parse_request(given: Mapping[str, Any], lengths: list[int], tasks: str, targ
 
 
 def refuse_unknown_schemes(schemes: str) -> None:
-    """Options of a scheme are checked by the scheme itself, which takes seconds to import."""
+    """Check the names alone: a scheme checks its own options, and takes seconds to import."""
     for part in filter(None, (piece.strip() for piece in schemes.split(","))):
         name, _, _ = part.partition(":")
-        if "=" not in name and ": " not in part:  # which is a plan, written out
+        if "=" not in name and ": " not in part:  # a plan that is written out
             check_name("scheme", name, (*scheme_names(), *PLANS, "chunked"))

@@ -1,4 +1,4 @@
-"""Figures as the terminal shows them: for a comparison the ranking first, then what it is made of."""
+"""Results on the terminal: for a comparison the ranking first, then the figures behind it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_error(value: float, error: float | None) -> str:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """A line for each row; a perplexity stands beside its loss."""
+    """Print one line for each row."""
     lines = []
     for row in rows:
         depth, value = str(row.details.get("depth", "")), with_error(row.value, row.stderr)
@@ -28,12 +28,12 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def rank_range(standing: Standing) -> str:
-    """`2`, or `2-4` where others cannot be told apart."""
+    """`2`, or `2-4` if the error bars allow several ranks."""
     return f"{standing.rank}" if standing.rank == standing.lowest else f"{standing.rank}-{standing.lowest}"
 
 
 def print_comparison(rows: Sequence[Row]) -> None:
-    """The verdict; schemes by lengths, with their ranks; the price in the short; then what else was measured."""
+    """Print the verdict, the losses with their ranks, the loss of quality on short texts, and all other tasks."""
     if said := verdict(rows):
         print(paragraph(said) + "\n")
     print_standings(standings(rows))
@@ -65,7 +65,7 @@ def print_standings(found: Sequence[Standing]) -> None:
 
 
 def length_table(found: Sequence[Standing | Row], cells: Sequence[str]) -> str:
-    """Schemes below each other, lengths beside each other."""
+    """A table with one line for each scheme and one column for each length."""
     at = {(item.scheme, item.length): cell for item, cell in zip(found, cells, strict=True)}
     lengths = sorted({length for _, length in at})
     schemes = dict.fromkeys(scheme for scheme, _ in at)
@@ -74,7 +74,7 @@ def length_table(found: Sequence[Standing | Row], cells: Sequence[str]) -> str:
 
 
 def print_other_rows(title: str, rows: Sequence[Row]) -> None:
-    """Over all depths where there are several; the files of --json and --report have each."""
+    """Print a task, pooled over depths if it has several: --json and --report keep each depth."""
     if any("depth" in row.details for row in rows):
         print(paragraph(f"{title} over all depths ±stderr (trials); each depth is in --json and --report."))
         pooled = [pooled_accuracy([r for r in rows if (r.scheme, r.length) == key]) for key in scheme_lengths(rows)]
@@ -92,7 +92,7 @@ def scheme_lengths(rows: Sequence[Row]) -> list[tuple[str, int]]:
 
 
 def pooled_accuracy(rows: Sequence[Row]) -> str:
-    """The share of all trials, with an error that does not vanish where all end alike (two added each way)."""
+    """The share of all trials. Its error is Agresti and Coull's, which is not 0 even if all trials end alike."""
     n = sum(row.n for row in rows)
     total = math.fsum(row.value * row.n for row in rows)
     share = (total + 2) / (n + 4)

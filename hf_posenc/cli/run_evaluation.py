@@ -1,4 +1,4 @@
-"""What `hf-posenc eval` and `compare` do once they are understood: they load, call and print."""
+"""`hf-posenc eval` and `compare` after their arguments are parsed: load the model, measure and print."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .request import Request
 from .results import print_comparison, print_rows, rank_range
 
 PROTOCOL_OPTIONS = ("scored", "stride")
-"""Options only some protocols use."""
+"""Options that only some protocols use."""
 
 
 def run_eval(asked: Request) -> None:
@@ -86,7 +86,7 @@ def report_facts(asked: Request, model: Any, rows: Sequence[Row]) -> dict[str, A
 
 
 def make_suite(model: Any, tokenizer: Any, asked: Request, shared: Processes) -> Callable[[Results], list[Row]]:
-    """What runs a harness; raises now for what it would refuse later."""
+    """A function that runs a harness. What the harness would refuse is refused now."""
     # Both libraries are extras, and slow to import.
     from ..evaluation.suites.lemb import evaluate_lemb, is_lemb, plan_lemb
 
@@ -104,7 +104,7 @@ def make_suite(model: Any, tokenizer: Any, asked: Request, shared: Processes) ->
 
 
 def make_options(asked: Request, lengths: Sequence[int]) -> Options | None:
-    """The options of a run; None if nothing of ours is asked for."""
+    """The options of a run; None if only a harness runs."""
     if not asked.tasks:
         return None
     reading = Reading(
@@ -127,17 +127,17 @@ def make_options(asked: Request, lengths: Sequence[int]) -> Options | None:
 
 
 def refuse_unused_options(asked: Request, options: Options | None, taxed: bool) -> None:
-    """Raise for settings that somebody gave, and no task would heed."""
+    """Raise for options that were given and would have no effect."""
     for name in PROTOCOL_OPTIONS if options else ():
         assert options is not None
         elsewhere = name == "scored" and (taxed or bool({"loss_by_position", "shift"} & set(options.tasks)))
         if asked.given[name] is not None and name not in PROTOCOLS[options.protocol].takes and not elsewhere:
             heeding = ", ".join(p for p, protocol in PROTOCOLS.items() if name in protocol.takes)
             raise PosencError(
-                f"The protocol {options.protocol!r} does not heed --{name}; {heeding} would. Leave it out."
+                f"The protocol {options.protocol!r} does not use --{name}; {heeding} would. Leave it out."
             )
     if options is None and asked.reference is not None:
-        raise PosencError("--reference is for the short-context tax, and no task of ours is asked for. Leave it out.")
+        raise PosencError("--reference is for the short-context tax, which a harness does not measure. Leave it out.")
 
 
 def hides_progress(shared: Processes) -> bool:
@@ -145,20 +145,20 @@ def hides_progress(shared: Processes) -> bool:
 
 
 def refuse_several_processes(group: str, shared: Processes) -> None:
-    """Raise for what several processes do not share."""
+    """Raise for a harness that cannot be split between processes."""
     if shared.count > 1:
         raise PosencError(
-            f"{shared.count} processes would each run all of {group!r} through MTEB: measure it in one process, and "
-            "other tasks in several."
+            f"Each of {shared.count} processes would run all of {group!r} through MTEB: measure it in one process, "
+            "and other tasks in several."
         )
 
 
 def choose_device(device: str | None, device_map: str | None = None, shared: Processes | None = None) -> str:
-    """Where the model goes: where it was told to, else the fastest device there is; says so."""
+    """The device to run on: the one that was asked for, or else the fastest. Prints the choice."""
     shared = shared or launched_processes()
     if device_map is not None and shared.count > 1:
         raise PosencError(
-            "--device-map shares one model out among all devices, and each process would do so: start one process."
+            "--device-map spreads one model over all devices, and each process would do so: start one process."
         )
     found = device_map or device or fastest_device(shared)
     if shared.first:
@@ -169,7 +169,7 @@ def choose_device(device: str | None, device_map: str | None = None, shared: Pro
 
 
 def fastest_device(shared: Processes) -> str:
-    """A GPU or the like where there is one, each process its own; else the CPU."""
+    """An accelerator if there is one, a different one for each process; else the CPU."""
     if not torch.accelerator.is_available():
         return "cpu"
     return str(shared.state.device) if shared.state is not None else str(torch.accelerator.current_accelerator())
@@ -177,7 +177,7 @@ def fastest_device(shared: Processes) -> str:
 
 @hush_transformers()
 def load_model(path: str, device: str, dtype: str, base: str | None) -> Any:
-    """The model, on its device; `auto` shares its layers out among all there are."""
+    """Load a model onto a device; `auto` spreads its layers over all devices."""
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if device == "cpu" else "auto"
     transformers.utils.logging.disable_progress_bar()
     if device == "auto":
@@ -191,7 +191,7 @@ def load_model(path: str, device: str, dtype: str, base: str | None) -> Any:
 
 @hush_transformers()
 def tokenizer_for(asked: Request) -> Any:
-    """The tokenizer of a model or adapter, or the one that was named; None if there is none."""
+    """The tokenizer that was named, or that of the model or adapter; None if there is none."""
     if asked.tokenizer is not None:
         found = tokenizer_of(asked.tokenizer)
         if found is None:

@@ -1,4 +1,4 @@
-"""What `hf-posenc search` and `recommend` do once they are understood."""
+"""`hf-posenc search` and `recommend` after their arguments are parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..patching.patch import patch_model
 from ..schemes.base import scheme_from
 from ..search.budget import Budget
 from ..search.evolution import Round
-from ..search.page import page, told_task
+from ..search.page import page, task_title
 from ..search.recommend import recommend
 from ..search.search import Found, search
 from .run_evaluation import choose_device, load_model
@@ -57,7 +57,7 @@ def run_search(
 
 
 def progress_printer(budget: Budget) -> Any:
-    """Says after each round what is best, and how long the rest will take."""
+    """A function that prints the best loss after each round, and the time left."""
     begun, done = time.monotonic(), 0
 
     def tell(now: Round) -> None:
@@ -74,7 +74,7 @@ def progress_printer(budget: Budget) -> Any:
 def print_findings(found: Found, out: Path, command: str) -> None:
     print(found.sentence)
     for task, length in dict.fromkeys((row.task, row.length) for row in found.rows):
-        print(f"\n{told_task(task)} at {length} tokens that did not guide the search:")
+        print(f"\n{task_title(task)} at {length} tokens that did not guide the search:")
         for row in sorted((r for r in found.rows if (r.task, r.length) == (task, length)), key=lambda r: r.value):
             bars = "" if row.stderr is None else f" ± {row.stderr:.4f}"
             print(f"  {row.scheme:<22}{row.value:.4f}{bars}")
@@ -91,7 +91,7 @@ def run_recommend(
     dtype: str,
     device: str | None,
 ) -> None:
-    if not texts:  # the config alone says what fits
+    if not texts:  # the rules need only the config
         skeleton = model_of_config(config_of(model))
         print(recommend(skeleton, target_length=target, serve=serve, training=training, path=model))
         return

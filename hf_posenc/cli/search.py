@@ -1,4 +1,4 @@
-"""`hf-posenc search` and `hf-posenc recommend`: which positions are best for one's own model, length and text."""
+"""`hf-posenc search` and `hf-posenc recommend`: the best scheme for a model, a length and a text."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from ..evaluation.measures.text_files import read_texts
 from .names import check_name, scheme_names
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint: folder, hub name, or `tiny`.")]
-Target = Annotated[str, typer.Option(metavar="LENGTH", help="Tokens to reach: 32k.")]
+Target = Annotated[str, typer.Option(metavar="LENGTH", help="Length to extend to, in tokens: 32k.")]
 Text = Annotated[
     list[str] | None,
-    typer.Option(metavar="FILE", help="A text file, a folder, or a pattern in quotes; more than once."),
+    typer.Option(metavar="FILE", help="A text file, a folder, or a quoted pattern; may be repeated."),
 ]
 FITNESSES = ("loss", "needles")
-"""A test holds these against those of the search."""
+"""A test compares these with those of the search."""
 
 
 def search(
     model: Model,
     target_length: Target,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the checkpoint, the log and a page are written.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the checkpoint, the log and a page.")],
     text: Text = None,
     scheme: Annotated[
-        str, typer.Option(help="`longrope`: a factor for each pair; else a scheme's options.")
+        str, typer.Option(help="`longrope` searches a factor for each pair; any other scheme its options.")
     ] = "longrope",
     temperature: Annotated[
-        str | None, typer.Option(help="Of a scheme, with its numbers searched as well: drope, llama4, ministral.")
+        str | None,
+        typer.Option(help="Temperature of the scheme, whose numbers are searched too: drope, llama4, ministral."),
     ] = None,
     fitness: Annotated[str, typer.Option(help="What guides the search: loss, or needles.")] = "loss",
-    short_weight: Annotated[float, typer.Option(help="How much the loss at the trained length counts.")] = 0.0,
+    short_weight: Annotated[float, typer.Option(help="Weight of the loss at the trained length.")] = 0.0,
     population: Annotated[int, typer.Option(help="New candidates in each round.")] = 16,
-    parents: Annotated[int, typer.Option(help="That the next round is made of.")] = 6,
-    rounds: Annotated[int, typer.Option(help="Of the search.")] = 8,
-    samples: Annotated[int, typer.Option(help="Windows or needles that guide it.")] = 16,
-    held_out: Annotated[int, typer.Option(help="Windows that judge what was found.")] = 24,
-    seed: Annotated[int, typer.Option(help="The same seed finds the same.")] = 0,
+    parents: Annotated[int, typer.Option(help="Best candidates that the next round is made from.")] = 6,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 8,
+    samples: Annotated[int, typer.Option(help="Windows or needles that guide the search.")] = 16,
+    held_out: Annotated[int, typer.Option(help="Windows that the result is judged on.")] = 24,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, auto.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the fastest, unless given.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ... Default: the fastest one.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in FOLDER.")] = False,
 ) -> None:
-    """Search for the positions that read a length best, on text that does not guide the search.
+    """Search for the factors or options with the lowest loss at a length, and judge them on text held out.
 
-    The search is kept in FOLDER/search.jsonl as it goes, and goes on from there when it is run again.
+    Progress is saved in FOLDER/search.jsonl; the same command resumes the search.
 
     \b
     hf-posenc search my-llama --target-length 32k --text books/ --out my-long-llama
@@ -74,15 +75,17 @@ def recommend(
     model: Model,
     target_length: Target,
     text: Text = None,
-    serve: Annotated[str | None, typer.Option(help="A runtime that must compute it right: vllm, llama.cpp.")] = None,
-    no_train: Annotated[bool, typer.Option("--no-train", help="Only what works without training.")] = False,
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="JSONL that measurements are kept in.")] = None,
+    serve: Annotated[
+        str | None, typer.Option(help="Only schemes that this runtime computes correctly: vllm, llama.cpp.")
+    ] = None,
+    no_train: Annotated[bool, typer.Option("--no-train", help="Only schemes that work without training.")] = False,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Keep measurements in this JSONL file.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, auto.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the fastest, unless given.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ... Default: the fastest one.")] = None,
 ) -> None:
-    """Say which scheme to take, with the evidence and the command to go on with.
+    """Recommend a scheme, with the evidence and the command to patch with it.
 
-    From rules at once; with --text the candidates that matter are measured on it.
+    Without --text the answer follows from rules; with it the best candidates are measured.
 
     \b
     hf-posenc recommend tiny --target-length 1k

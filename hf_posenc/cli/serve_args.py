@@ -1,4 +1,4 @@
-"""The command that says how to serve a checkpoint: `hf-posenc serve-args`."""
+"""`hf-posenc serve-args`: the command that serves a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def serve_args(
     runtime: Annotated[str, typer.Option("--for", help="vllm, sglang, llama.cpp, ollama, tgi or trl.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: commands, and settings for a config.")] = False,
 ) -> None:
-    """Print the exact command that serves a checkpoint in a runtime, and how it is known to be right.
+    """Print the exact command that serves a checkpoint in a runtime, and the evidence that it is right.
 
-    Ends with 2 where it cannot be served there, with the reason and the nearest scheme that can.
+    If it cannot be served there, print the reason and the nearest scheme that can, with exit code 2.
 
     \b
     hf-posenc serve-args my-long-llama --for vllm

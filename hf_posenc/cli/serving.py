@@ -1,4 +1,4 @@
-"""Commands that take checkpoints to other runtimes: `hf-posenc export`, `verify`, `doctor`."""
+"""Commands for other runtimes: `hf-posenc export`, `verify`, `doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = {
     "ct2": "ct2",
     "onnx": "onnx",
 }
-"""What can be written, and who reads it."""
+"""Each format, and the runtime that reads it."""
 DTYPES = ("f32", "f16", "bf16", "q8_0")
 
 
@@ -28,13 +28,17 @@ def export(
     source: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint: folder, or `tiny`.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="What to write: FILE.gguf, or a folder.")],
     to: Annotated[str, typer.Option(help=f"The format: {', '.join(FORMATS)}.")] = "gguf",
-    dtype: Annotated[str, typer.Option(help="Of the weights of a GGUF: f32, f16, bf16 or q8_0.")] = "f16",
-    fix: Annotated[str | None, typer.Option(help="A GGUF converted from MODEL, to be corrected.")] = None,
+    dtype: Annotated[str, typer.Option(help="How a GGUF file stores weights: f32, f16, bf16 or q8_0.")] = "f16",
+    fix: Annotated[
+        str | None,
+        typer.Option(help="Instead of converting MODEL: correct this GGUF file, which was converted from it."),
+    ] = None,
 ) -> None:
-    """Write a checkpoint for another runtime, with the positions that it really has, and prove it there.
+    """Write a checkpoint for another runtime with its true positions, and check the result in that runtime.
 
-    What the runtime cannot compute is refused, with the nearest scheme that it can. A runtime in an environment of its
-    own is found by HF_POSENC_VLLM_PYTHON, HF_POSENC_MLX_PYTHON or HF_POSENC_CT2_PYTHON, which name its interpreter.
+    A scheme that the runtime cannot compute is refused, and the nearest one that it can is named. If a runtime is
+    installed in another environment, name its interpreter in HF_POSENC_VLLM_PYTHON, HF_POSENC_MLX_PYTHON or
+    HF_POSENC_CT2_PYTHON.
 
     \b
     hf-posenc export my-long-llama my-long-llama.gguf --dtype q8_0
@@ -45,9 +49,9 @@ def export(
     check_name("dtype", dtype, DTYPES)
     if fix is not None and to != "gguf":
         raise PosencError(f"--fix corrects a GGUF file, and --to {to} was asked for.")
-    from ..serving.exports import exported, proof_advice
+    from ..serving.exports import export_checkpoint, proof_advice
 
-    proof = exported(source, target, to, dtype, fix)
+    proof = export_checkpoint(source, target, to, dtype, fix)
     print(f"{target} is written.")
     print(proof if proof is not None else proof_advice(FORMATS[to], target, source))
 
@@ -55,16 +59,16 @@ def export(
 def verify(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint, an adapter, or a GGUF file.")],
     runtime: Annotated[str, typer.Option("--with", help=f"The runtime: {', '.join(VERIFIERS)}.")],
-    against: Annotated[str | None, typer.Option(help="The checkpoint that a file was made of.")] = None,
+    against: Annotated[str | None, typer.Option(help="The checkpoint that the file was made from.")] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Of the texts: 256,1k. Else the trained and promised one.")
+        str | None, typer.Option(help="Lengths to compare at: 256,1k. Default: the trained and the target length.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures, else beside the checkpoint.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the figures. Default: beside the checkpoint.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Ask a runtime what it computes from a checkpoint, ours or not, and compare with what it means.
+    """Run a checkpoint in a runtime, and compare its predictions with those of the loaded model.
 
-    Ends with 0 if both compute the same, 1 if they differ or the checkpoint is damaged, 2 if there is nothing to
+    Exit codes: 0 if both compute the same, 1 if they differ or the checkpoint is damaged, 2 if there is nothing to
     compare, 3 if the runtime is not installed, 4 if the runtime refuses the checkpoint.
 
     \b
@@ -85,13 +89,13 @@ def verify(
 
 def doctor(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint, adapter, GGUF file or serving config.")],
-    against: Annotated[str | None, typer.Option(help="The checkpoint that a GGUF file was made of.")] = None,
+    against: Annotated[str | None, typer.Option(help="The checkpoint that a GGUF file was made from.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a checkpoint, adapter, GGUF file or serving config really does with positions, and what is suspicious.
+    """Show what a checkpoint, adapter, GGUF file or serving config does with positions, and find problems.
 
-    Serving configs are JSON, flat YAML, a Modelfile, or a command in a file. Nothing in them is run. Ends with 0 if
-    nothing is suspicious, 1 if something is, 2 if there is nothing that can be read.
+    A serving config is JSON, flat YAML, a Modelfile, or a file with a command, which is not run. Exit codes: 0 if
+    nothing is suspicious, 1 if something is, 2 if PATH cannot be read.
 
     \b
     hf-posenc doctor my-long-llama

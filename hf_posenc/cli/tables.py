@@ -1,4 +1,4 @@
-"""Tables of plain text. Only the last column is ever broken, between words: what must be typed stays in one piece."""
+"""Tables of plain text. Only the last column is wrapped, so that names and commands can be copied."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 GAP = "  "
 NARROW = 24
-"""Columns that are left for wrapped text at least: below, the terminal breaks lines as it likes."""
+"""The least width to wrap text to; if there is less room, lines are left to the terminal."""
 
 
 def width() -> int | None:
-    """Columns of the terminal; None where there is none, and nothing is broken."""
+    """Columns of the terminal; None if the output is no terminal, where nothing is wrapped."""
     found = shutil.get_terminal_size(fallback=(0, 0)).columns
     return found or None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns below each other; where the terminal is too narrow, the last one goes on below itself."""
+    """An aligned table; if the terminal is too narrow, the last column is wrapped."""
     lines = [header, *rows]
     sizes = [max(len(line[i]) for line in lines) for i in range(len(header) - 1)]
     return "\n".join(_line(line, sizes) for line in lines)
@@ -38,11 +38,11 @@ def _hung(before: str, text: str) -> str:
 
 
 def paragraph(text: str, indent: str = "") -> str:
-    """Text broken between words at the terminal's width."""
+    """Text wrapped to the width of the terminal."""
     return _hung(indent, text)
 
 
 def fits(columns: int) -> bool:
-    """Whether so many columns have room."""
+    """Whether the terminal is at least so wide."""
     found = width()
     return found is None or columns <= found

@@ -1,4 +1,4 @@
-"""The commands that train: `hf-posenc train`, and `recipes` for what comes with the package."""
+"""`hf-posenc train`, and `hf-posenc recipes`, which lists the recipes of the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""A recipe's own keys are checked where they are read."""
+"""Options pass through unchanged: they are keys of the recipe, and checked with it."""
 
 
 def train(context: typer.Context) -> None:
@@ -18,7 +18,7 @@ def train(context: typer.Context) -> None:
 
 
 def show_recipes(
-    name: Annotated[str | None, typer.Argument(help="of one: its path alone, to copy or pass on")] = None,
+    name: Annotated[str | None, typer.Argument(help="Print only the path of this one.")] = None,
 ) -> None:
     """The recipes that come with the package, and the files for `accelerate launch --config_file`."""
     from rich.console import Console

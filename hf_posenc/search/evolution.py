@@ -26,7 +26,7 @@ class Round:
     genes: Genes
 
 
-def evolved(
+def evolve(
     space: Space, judge: Judge, budget: Budget, seed: int, tell: Callable[[Round], object] = lambda _: None
 ) -> list[Round]:
     """The rounds of a search; the last has the best candidate. The starts are round 0, read on every sample."""

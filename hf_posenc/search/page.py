@@ -80,7 +80,7 @@ def _chart(title: str, desc: str, curves: Mapping[str, Sequence[tuple[float, flo
     return f"<section><h2>{escape(title)}</h2><p>{escape(desc)}</p>{legend}{picture}</section>"
 
 
-def told_task(task: str) -> str:
+def task_title(task: str) -> str:
     """What a column of losses is of."""
     return "loss" if task == READ else "loss of needles' answers"
 
@@ -88,7 +88,7 @@ def told_task(task: str) -> str:
 def _table(found: Found) -> str:
     columns = list(dict.fromkeys((row.task, row.length) for row in found.rows))
     names = list(dict.fromkeys(row.scheme for row in found.rows))
-    heads = "".join(f"<th>{told_task(task)} at {length}</th>" for task, length in columns)
+    heads = "".join(f"<th>{task_title(task)} at {length}</th>" for task, length in columns)
     lines = []
     for name in names:
         cells = []

@@ -96,11 +96,11 @@ def recommend(
             f"A target of {target_length} tokens is no longer than the trained length, {trained}: the model reads it "
             "as it is."
         )
-    fitting, passed_over = _fitting(inner, target_length, trained, serve, training)
+    fitting, passed_over = _fitting_options(inner, target_length, trained, serve, training)
     if not fitting:
         reasons = "; ".join(f"{label}: {why}" for label, why in passed_over.items()) or "no rule fits"
         raise PosencError(f"Nothing fits a target of {target_length} tokens on this model ({reasons}).")
-    rows = _measured(model, tokenizer, documents, fitting, target_length, out, tell) if documents else []
+    rows = _measure(model, tokenizer, documents, fitting, target_length, out, tell) if documents else []
     best, sentence = _verdict(fitting, rows, target_length, trained)
     return Advice(
         sentence=sentence, options=fitting, passed_over=passed_over, command=_command(best, path, target_length, rows),
@@ -108,7 +108,7 @@ def recommend(
     )  # fmt: skip
 
 
-def _fitting(
+def _fitting_options(
     model: Any, target: int, trained: int, serve: str | None, training: bool
 ) -> tuple[list[Option], dict[str, str]]:
     """The rules that fit, each tried on the model itself, and why others do not."""
@@ -124,7 +124,7 @@ def _fitting(
             passed_over[rule.label] = "it needs training"
             continue
         try:
-            option = _tried(model, rule, target, serve, untrained)
+            option = _try_rule(model, rule, target, serve, untrained)
         except PosencError as error:
             passed_over[rule.label] = str(error)
             continue
@@ -139,7 +139,7 @@ def needs_training_for(rule: Rule, where: Any) -> bool:
     return needs_training(SCHEMES[rule.scheme], where.family)
 
 
-def _tried(model: Any, rule: Rule, target: int, serve: str | None, untrained: bool) -> Option:
+def _try_rule(model: Any, rule: Rule, target: int, serve: str | None, untrained: bool) -> Option:
     """What a patch by a rule would be, and who could serve it."""
     where, scheme = (
         places_to_patch(model),
@@ -152,14 +152,14 @@ def _tried(model: Any, rule: Rule, target: int, serve: str | None, untrained: bo
         config = model.config.to_dict()
         sealed = said.portability.startswith("sealed")
         kind = "sealed" if sealed else kind_of_rope(config.get("rope_parameters") or {})
-        served = "" if serve is None else _served(serve, model.config.model_type, kind, keys_of(config))
+        served = "" if serve is None else _runtime_verdict(serve, model.config.model_type, kind, keys_of(config))
         return Option(rule, untrained or rule.trains, said.portability.partition(":")[0], served)
     finally:
         journal.undo()
         journal.forget()
 
 
-def _served(runtime: str, architecture: str, kind: str, keys: set[str]) -> str:
+def _runtime_verdict(runtime: str, architecture: str, kind: str, keys: set[str]) -> str:
     """The better of what a runtime makes of the checkpoint and of an export."""
     found = [look_up(runtime, way, architecture, kind, keys) for way in ("checkpoint", "export")]
     said = [f"{entry}{', by `hf-posenc export`' if entry.way == 'export' else ''}" for entry in found if entry]
@@ -167,7 +167,7 @@ def _served(runtime: str, architecture: str, kind: str, keys: set[str]) -> str:
     return (right or said or ["untried"])[0]
 
 
-def _measured(
+def _measure(
     model: Any,
     tokenizer: Any,
     documents: Sequence[Document],

@@ -21,7 +21,7 @@ from ..evaluation.runs.results import Results, fingerprint
 from ..schemes import SCHEMES, Scheme
 from .budget import Budget
 from .candidates import LiveRope, geometry_of, scheme_in
-from .evolution import Round, evolved, mean
+from .evolution import Round, evolve, mean
 from .samples import FITNESSES, UNSEEN, Sample, needle_samples, sample_losses, split, text_samples
 from .spaces import FactorSpace, Genes, Space, option_space
 
@@ -114,14 +114,14 @@ def search(
     identity = fingerprint(model, tokenizer, documents, setup.options())
     log = Results(out if shared.first else None, identity)
     log.done = shared.from_first(log.done)
-    judge = partial(_judged, setup, _samples(setup, guiding, bos), log, shared)
+    judge = partial(_judge, setup, _samples(setup, guiding, bos), log, shared)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWarning)
-        rounds = evolved(setup.space, judge, setup.budget, seed, tell)
+        rounds = evolve(setup.space, judge, setup.budget, seed, tell)
         starts = setup.space.starts()
         known = dict(zip(starts, judge(list(starts.values()), setup.budget.samples), strict=True))
         start = min(starts, key=lambda name: mean(known[name]))
-        return _concluded(setup, rounds, start, starts, judging, bos)
+        return _conclude(setup, rounds, start, starts, judging, bos)
 
 
 def _setup(
@@ -187,7 +187,7 @@ def _samples(setup: Setup, guiding: Sequence[Document], bos: int | None) -> list
     return list(zip(far, near, strict=True))
 
 
-def _judged(
+def _judge(
     setup: Setup,
     samples: Sequence[tuple[Sample, Sample | None]],
     log: Results,
@@ -196,7 +196,7 @@ def _judged(
     count: int,
 ) -> list[list[float]]:
     """The losses of candidates on the first samples: those that are kept already, and the others, shared out."""
-    found = [_kept(log, genes) for genes in candidates]
+    found = [_kept_losses(log, genes) for genes in candidates]
     missing = [i for i, losses in enumerate(found) if len(losses) < count]
 
     def read(index: int) -> list[float]:
@@ -224,7 +224,7 @@ def _key(genes: Genes) -> str:
     return hashlib.sha256(repr(genes).encode()).hexdigest()[:16]
 
 
-def _kept(log: Results, genes: Genes) -> list[float]:
+def _kept_losses(log: Results, genes: Genes) -> list[float]:
     rows = log.done.get(_key(genes), [])
     return list(rows[0].details["losses"]) if rows else []
 
@@ -238,7 +238,7 @@ def _keep(log: Results, genes: Genes, losses: list[float], setup: Setup) -> None
     log.add(_key(genes), [row])
 
 
-def _concluded(
+def _conclude(
     setup: Setup,
     rounds: list[Round],
     start: str,

@@ -117,7 +117,7 @@ def critical_pair(frequencies: Sequence[float], trained: int) -> int:
     return next((i for i, wave in enumerate(waves) if wave > trained), len(waves) - 1)
 
 
-def found_critical_pair(factors: Sequence[float], factor: float) -> int:
+def searched_critical_pair(factors: Sequence[float], factor: float) -> int:
     """The first pair that is slowed by all of the factor, or nearly: from there on nothing new is seen."""
     return next((i for i, f in enumerate(factors) if f >= 0.95 * factor), len(factors))
 

@@ -137,7 +137,7 @@ def serve_args(path: str | os.PathLike[str], runtime: str) -> ServeArgs:
         raise PosencError(f"How {runtime!r} is called is not known here.{suggestion(runtime, list(SERVERS))}")
     place = Path(model_path(path))
     if place.is_file():
-        return _of_a_file(place, runtime)
+        return _file_arguments(place, runtime)
     if (place / ADAPTER).is_file():
         raise UnsupportedCell(
             f"{place} is an adapter, and a server that adds it to its base does not know its positions: merge it "
@@ -154,19 +154,21 @@ def serve_args(path: str | os.PathLike[str], runtime: str) -> ServeArgs:
     server = SERVERS[runtime]
     saved = look_up(server.known_as, "checkpoint", architecture, kind, keys) if server.reads_folders else None
     exported = look_up(server.known_as, "export", architecture, kind, keys) if server.export else None
-    entry, by_export = (saved, False) if server.reads_folders and not _better(exported, saved) else (exported, True)
+    entry, by_export = (
+        (saved, False) if server.reads_folders and not _export_is_better(exported, saved) else (exported, True)
+    )
     if runtime == "trl" and sealed:
-        return _trl_live(place, told.target_length)
+        return _trl_arguments(place, told.target_length)
     if sealed and entry is None:
         entry = Entry(
             server.known_as, "checkpoint", architecture, kind, "refuses", "source", "any", "", note=ONLY_HERE
         )
     if entry is not None and entry.verdict in ("wrong", "refuses"):
-        raise UnsupportedCell(_why_not(place, runtime, architecture, told, entry))
+        raise UnsupportedCell(_refusal(place, runtime, architecture, told, entry))
     return _arguments(place, runtime, told.target_length, entry, by_export)
 
 
-def _better(exported: Entry | None, saved: Entry | None) -> bool:
+def _export_is_better(exported: Entry | None, saved: Entry | None) -> bool:
     """Whether an export is needed, and helps."""
     helps = exported is not None and exported.verdict == "right"
     return helps and (saved is None or saved.verdict != "right")
@@ -179,16 +181,16 @@ def _arguments(place: Path, runtime: str, length: int, entry: Entry | None, by_e
         served = f"{place}{suffix}"
         before = [f"hf-posenc export {shlex.quote(str(place))} {shlex.quote(served)} --to {server.export}"]
     words, settings = server.words(Place(served, length))
-    return ServeArgs(runtime, length, (*before, *words), settings, _known(entry, place, runtime))
+    return ServeArgs(runtime, length, (*before, *words), settings, _evidence(entry, place, runtime))
 
 
-def _known(entry: Entry | None, place: Path, runtime: str) -> str:
+def _evidence(entry: Entry | None, place: Path, runtime: str) -> str:
     if entry is not None and entry.verdict == "right":
         return f"{RUNTIMES[entry.runtime]}: {entry}"
     return f"Untried on this kind of model: compare first, for example by hf-posenc verify {place} --with RUNTIME"
 
 
-def _why_not(place: Path, runtime: str, architecture: str, told: Description, entry: Entry) -> str:
+def _refusal(place: Path, runtime: str, architecture: str, told: Description, entry: Entry) -> str:
     said = "it refuses" if entry.verdict == "refuses" else f"it {VERDICTS[entry.verdict]}"
     note = f": {entry.note}" if entry.note else ""
     near = nearest(SERVERS[runtime], architecture, told.nearest)
@@ -215,14 +217,14 @@ def nearest(server: Server, architecture: str, wanted: str | None) -> str | None
     return wanted if wanted in schemes else next(iter(schemes), None)
 
 
-def _trl_live(place: Path, length: int) -> ServeArgs:
+def _trl_arguments(place: Path, length: int) -> ServeArgs:
     """A scheme that transformers alone refuses trains all the same, as a live model."""
     code = f"SFTTrainer(model=hf_posenc.load({str(place)!r}), args=SFTConfig(max_length={length}), train_dataset=...)"
     known = "transformers alone refuses this folder; TRL 1.16 trains the loaded model (measured with LoRA)"
     return ServeArgs("trl", length, (code,), {"max_length": length}, known)
 
 
-def _of_a_file(path: Path, runtime: str) -> ServeArgs:
+def _file_arguments(path: Path, runtime: str) -> ServeArgs:
     """A GGUF file, unless doctor knows better."""
     from .doctor.examine import doctor  # the checks are many
 

@@ -6,7 +6,7 @@ from .proof import Proof
 from .readers import READERS, reader_of
 
 
-def exported(source: str, target: str, to: str, dtype: str, fix: str | None = None) -> Proof | None:
+def export_checkpoint(source: str, target: str, to: str, dtype: str, fix: str | None = None) -> Proof | None:
     """Write the checkpoint at `source` for a runtime; the proof, or None where that is not installed."""
     if fix is not None:
         from .gguf.fix import fix_gguf

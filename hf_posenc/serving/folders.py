@@ -22,7 +22,7 @@ from ..patching.live import record_of
 from ..patching.other_readers import SCALING, SEE, THETA, WRITTEN, keys_for_others
 from ..patching.records import section_of, uses_layer_list
 from ..schemes.frequencies import MSCALES
-from .external_runtimes import CT2, OUTSIDE
+from .external_runtimes import CT2, EXTERNAL_RUNTIMES
 from .proof import Proof, prove
 from .rotation import LiveRotation, live_rotation, refuse_sealed
 from .rules import rules_of
@@ -37,11 +37,11 @@ def export_folder(source: str | os.PathLike[str], target: str | os.PathLike[str]
     if place.exists():
         raise PosencError(f"{place} exists already. Name another folder, or remove it first.")
     model = load(origin).eval()
-    how, rotation = way(model, runtime)
+    how, rotation = choose_way(model, runtime)
     stage = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.absolute().parent))
     try:
         write_folder(origin, stage, model, runtime, how, rotation)
-        proof = proved(model, stage, runtime)
+        proof = prove_folder(model, stage, runtime)
         if proof is not None:
             proof.write(stage / f"proof.{runtime}.json")
         stage.chmod(0o755)
@@ -51,7 +51,7 @@ def export_folder(source: str | os.PathLike[str], target: str | os.PathLike[str]
     return proof
 
 
-def way(model: Any, runtime: str) -> tuple[str, LiveRotation | None]:
+def choose_way(model: Any, runtime: str) -> tuple[str, LiveRotation | None]:
     """How the positions of a model are told to a runtime; raises where they cannot be."""
     rules = rules_of(runtime)
     refuse_sealed(model, rules.runtime)
@@ -64,9 +64,9 @@ def way(model: Any, runtime: str) -> tuple[str, LiveRotation | None]:
     return how, live_rotation(model) if rope else None
 
 
-def proved(model: Any, folder: Path, runtime: str) -> Proof | None:
+def prove_folder(model: Any, folder: Path, runtime: str) -> Proof | None:
     """What the runtime computes from a folder, against the live model; None where it is not installed."""
-    outside = OUTSIDE.get(runtime)
+    outside = EXTERNAL_RUNTIMES.get(runtime)
     version = outside.version() if outside is not None else None
     if outside is None or version is None:
         return None
@@ -92,7 +92,7 @@ def write_folder(
         section.update(WAYS[how](model, rotation, length, runtime))
     (folder / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if runtime == "ct2":
-        _convert(folder, rotation if how == "longrope" else None)
+        _convert_to_ct2(folder, rotation if how == "longrope" else None)
 
 
 def _saved(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dict[str, Any]:
@@ -140,7 +140,7 @@ WAYS: dict[str, Callable[[Any, LiveRotation, int, str], dict[str, Any]]] = {
 """What the rules call them -> the keys of a config that have to do with RoPE."""
 
 
-def _convert(folder: Path, rotation: LiveRotation | None) -> None:
+def _convert_to_ct2(folder: Path, rotation: LiveRotation | None) -> None:
     """Leave what CTranslate2 reads in place of a checkpoint, beside the tokenizer; told a rotation where need be."""
     if CT2.version() is None:
         raise PosencError(f"CTranslate2 converts by itself, and is not installed here: {CT2.install}.")

@@ -48,7 +48,7 @@ def losses(running: Any, tokens: list[int], first: int) -> list[float]:
     return found
 
 
-def tokenized(running: Any, text: str) -> Any:
+def tokenize(running: Any, text: str) -> Any:
     body = json.dumps({"content": text, "add_special": True}).encode()
     url = f"{running.listening_address}/tokenize"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
@@ -65,7 +65,7 @@ def main() -> None:
         answer: dict[str, Any] = {
             "probabilities": [probabilities(running, p, size, visible) for p in question.get("prompts", [])],
             "losses": [losses(running, t, question["first"]) for t in question.get("texts_of_tokens", [])],
-            "ids": [tokenized(running, text) for text in question.get("texts", [])],
+            "ids": [tokenize(running, text) for text in question.get("texts", [])],
         }
     except (RuntimeError, ValueError) as error:
         answer = {"error": str(error)}

@@ -25,9 +25,9 @@ READERS = {
     "llama.cpp": "llama_cpp_reader",
     "transformers": "plain_transformers",
     "onnx": "onnx_reader",
-    "vllm": "outside:VLLM_READER",
-    "mlx": "outside:MLX_READER",
-    "ct2": "outside:CT2_READER",
+    "vllm": "external_runtimes:VLLM_READER",
+    "mlx": "external_runtimes:MLX_READER",
+    "ct2": "external_runtimes:CT2_READER",
 }
 """By the name on the command line: the module that has its `READER`."""
 

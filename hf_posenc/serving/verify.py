@@ -23,7 +23,7 @@ CODES = {SAME: 0, DIFFERS: 1, DAMAGED: 1, UNPROVED: 3, REFUSED: 4}
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verification:
     """What became of a comparison."""
 
     verdict: str
@@ -49,7 +49,7 @@ def verify(
     *,
     against: str | os.PathLike[str] | None = None,
     lengths: Sequence[int] | None = None,
-) -> Verified:
+) -> Verification:
     """Compare what `runtime` computes from the folder or file at `path` with the model as `hf_posenc.load` gives it.
 
     `against`: the checkpoint that a file was made of; the folder that it lies in, where that is one. `lengths`: of the
@@ -61,22 +61,22 @@ def verify(
     if installed is None:
         again = f"hf-posenc verify {place} --with {runtime}"
         text = f"Not proved here: {runtime} is not installed. To prove it: {reader.install}, then {again}"
-        return Verified(UNPROVED, runtime, text)
+        return Verification(UNPROVED, runtime, text)
     try:
         model = load(source).float().eval()
     except MissingPackage:
         raise
     except Exception as error:  # damaged files fail in as many ways as there are
-        return Verified(DAMAGED, installed, f"{source} cannot be loaded as it was meant: {error}")
+        return Verification(DAMAGED, installed, f"{source} cannot be loaded as it was meant: {error}")
     refuse_images(model)
     subject = Subject(place, source, model)
     try:
         proof = prove(model, lambda prompts: reader.read(subject, prompts), installed, reader.dtype(subject), lengths)
     except MissingPackage as error:
-        return Verified(UNPROVED, installed, f"Not proved here: {error}")
+        return Verification(UNPROVED, installed, f"Not proved here: {error}")
     except PosencError as error:
-        return Verified(REFUSED, installed, str(error))
-    return Verified(SAME if proof.holds else DIFFERS, installed, str(proof), proof)
+        return Verification(REFUSED, installed, str(error))
+    return Verification(SAME if proof.holds else DIFFERS, installed, str(proof), proof)
 
 
 def _source(place: Path, against: str | os.PathLike[str] | None) -> Path:

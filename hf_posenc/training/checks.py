@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import PosencError, suggestion
 from ..evaluation.measures.texts import Document
+from ..extras import missing_package
 from ..families import places
 from ..patching.describe import describe
 from ..patching.live import is_patched
@@ -58,7 +59,7 @@ def refuse_absent_packages(settings: Settings) -> None:
         if package is not None and importlib.util.find_spec(package) is None:
             raise PosencError(f"{section}.{key}: {value} needs {package}: pip install {package}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise PosencError("The picture of a run needs matplotlib: pip install 'hf-posenc[train]'.")
+        raise missing_package("matplotlib", "train", "The picture of a run")
 
 
 def refuse_other_launch(settings: Settings, found: int, world: int) -> None:

@@ -39,8 +39,10 @@ def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     try:
         return Settings.model_validate(raw)
     except ValidationError as error:
-        told = "\n".join(f"  {_problem_message(problem)}" for problem in error.errors())
-        raise PosencError(f"{os.fspath(path)} with what the command line says:\n{told}") from None
+        problems = "\n".join(f"  {_problem_message(problem)}" for problem in error.errors())
+        raise PosencError(
+            f"The recipe {os.fspath(path)}, with the options of the command line, is not valid:\n{problems}"
+        ) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -81,6 +83,9 @@ def _problem_message(problem: ErrorDetails) -> str:
         return f"{where}: there is no such key.{suggestion(str(key), known)}"
     if problem["type"] == "missing":
         return f"{where}: is missing"
+    if problem["type"] == "value_error":  # one of our own, which says everything
+        message = str(problem["ctx"]["error"])
+        return f"{where}: {message}" if where else message
     return f"{where}: {problem['msg']}, got {problem['input']!r}" if where else problem["msg"]
 
 

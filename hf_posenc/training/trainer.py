@@ -67,8 +67,8 @@ def arguments(settings: Settings) -> TrainingArguments:
 
 def rows_a_step(args: TrainingArguments) -> int:
     """Rows that one step takes from the data. Processes that share one text count once."""
-    processes_per_text = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", 1))
-    return args.world_size // processes_per_text * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    sharing = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", 1))
+    return args.world_size // sharing * args.per_device_train_batch_size * args.gradient_accumulation_steps
 
 
 class ContextTrainer(WatchedTrainer):

@@ -124,7 +124,7 @@ def _gguf(it: gguf_files.Gguf) -> str:
         "scaling": it.scaling,
         "factor": it.number("rope.scaling.factor"),
         "factor for each pair": "yes" if "rope_freqs.weight" in it.header.tensors else None,
-        "rotates": gguf_files.told(rotation) if rotation else "nothing",
+        "rotates": gguf_files.stated_rotation(rotation) if rotation else "nothing",
         "held against": str(it.beside.folder) if it.beside else "nothing: no config.json beside it, or --against",
     }
     told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in rows.items()}

@@ -77,7 +77,7 @@ def rotation_of(it: Gguf) -> Rotation | None:
     return Rotation(plain, scale)
 
 
-def told(rotation: Rotation) -> str:
+def stated_rotation(rotation: Rotation) -> str:
     longest = 2 * math.pi / max(min(rotation.inv_freq), 1e-30)
     return f"{len(rotation.inv_freq)} pairs, longest wave {longest:.4g} tokens, scale {rotation.scaling:.4g}"
 
@@ -97,8 +97,8 @@ def frequencies(it: Gguf) -> Iterator[Finding]:
     if not same:
         yield Finding(
             WRONG,
-            f"llama.cpp rotates otherwise than the checkpoint beside it means: {told(theirs)} (scaling "
-            f"{it.scaling!r}, theta {it.number('rope.freq_base') or 10_000.0:g}), against {told(ours)}.",
+            f"llama.cpp rotates otherwise than the checkpoint beside it means: {stated_rotation(theirs)} (scaling "
+            f"{it.scaling!r}, theta {it.number('rope.freq_base') or 10_000.0:g}), against {stated_rotation(ours)}.",
             ANEW,
         )
 

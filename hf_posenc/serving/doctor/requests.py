@@ -53,10 +53,10 @@ class Request:
     @property
     def overrides(self) -> dict[str, Any]:
         """What is laid over the config of the model."""
-        given = parsed(self.first(OVERRIDES))
+        given = parse_config(self.first(OVERRIDES))
         inner = given if isinstance(given, dict) else {}
         asked = self.settings if not self.scaled_by_trainer else {}
-        direct = {k: parsed(asked[k]) for k in ROPE if k in asked}
+        direct = {k: parse_config(asked[k]) for k in ROPE if k in asked}
         return {**direct, **inner}
 
     def merged(self) -> Checkpoint:
@@ -70,7 +70,7 @@ class Request:
         return Checkpoint({key: value for key, value in merged.items() if key != "posenc"})  # no server reads it
 
 
-def parsed(value: Any) -> Any:
+def parse_config(value: Any) -> Any:
     """A value that may be JSON in a string."""
     if not isinstance(value, str):
         return value
@@ -104,7 +104,7 @@ def read_request(path: Path) -> Request:
 
 def _inner(settings: dict[str, Any]) -> dict[str, Any]:
     """What is said one level further down, of speculation and sampling."""
-    speculative = parsed(settings.get("speculative_config"))
+    speculative = parse_config(settings.get("speculative_config"))
     found = {"draft_model": speculative.get("model")} if isinstance(speculative, dict) else {}
     for name in ("sampling_params", "generation_config", "generation_parameters", "options"):
         inner = settings.get(name)
@@ -129,13 +129,13 @@ def from_text(text: str) -> tuple[dict[str, Any], bool]:
             found["model"] = words[index + 1]
         elif word in ("PARAMETER", "FROM") and index + 2 < len(words):
             name, value = ("model", words[index + 1]) if word == "FROM" else (words[index + 1], words[index + 2])
-            found[name] = parsed(value)
+            found[name] = parse_config(value)
     if found:
         return found, "PARAMETER" not in words
     for line in text.splitlines():
         name, colon, value = line.partition(":")
         if colon and value.strip() and name.strip().replace("-", "_").isidentifier():
-            found[name.strip()] = parsed(value.strip().strip("'"))
+            found[name.strip()] = parse_config(value.strip().strip("'"))
     return found, False
 
 
@@ -152,8 +152,8 @@ def shape(it: Request) -> Iterator[Finding]:
         value = it.settings.get(name)
         if name == "rope_scaling" and it.scaled_by_trainer:
             continue
-        if value is not None and not isinstance(parsed(value), dict):
-            kind = "a list" if isinstance(parsed(value), list) else f"{str(value)[:60]!r}"
+        if value is not None and not isinstance(parse_config(value), dict):
+            kind = "a list" if isinstance(parse_config(value), list) else f"{str(value)[:60]!r}"
             yield Finding(
                 WRONG,
                 f"{name} should be a JSON object, and is {kind}: it is dropped, or the server ends.",
@@ -202,7 +202,7 @@ def other_scaling(it: Request) -> Iterator[Finding]:
 def too_long(it: Request) -> Iterator[Finding]:
     if it.scaled_by_trainer:
         return
-    asked, length = number(parsed(it.first(LENGTH))), length_of(it.merged().section)
+    asked, length = number(parse_config(it.first(LENGTH))), length_of(it.merged().section)
     for _, rope in scaled(it.merged().section):
         factor, original = number(rope.get("factor")), original_of(it.merged().section, rope)
         if factor and original and type_of(rope) != "llama3":
@@ -218,7 +218,7 @@ def too_long(it: Request) -> Iterator[Finding]:
 
 @check("serving", "a larger factor than needed")
 def larger_than_needed(it: Request) -> Iterator[Finding]:
-    asked, section = number(parsed(it.first(LENGTH))), it.merged().section
+    asked, section = number(parse_config(it.first(LENGTH))), it.merged().section
     for _, rope in scaled(section):
         factor, original = number(rope.get("factor")), original_of(section, rope)
         if type_of(rope) == "yarn" and asked and factor and original and factor * original >= 2 * asked:
@@ -234,8 +234,8 @@ def larger_than_needed(it: Request) -> Iterator[Finding]:
 
 @check("serving", "no room for a prompt")
 def no_room(it: Request) -> Iterator[Finding]:
-    answer = number(parsed(it.first(ANSWER)))
-    length = number(parsed(it.first(LENGTH))) or length_of(it.merged().section)
+    answer = number(parse_config(it.first(ANSWER)))
+    length = number(parse_config(it.first(LENGTH))) or length_of(it.merged().section)
     if answer and length and answer >= length:
         yield Finding(
             WRONG,
