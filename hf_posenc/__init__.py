@@ -10,10 +10,10 @@ from .lazy import lazy_names
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .checkpoints.load import load, save
     from .checkpoints.merging import merge
     from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
     from .checkpoints.reseal import reseal
-    from .checkpoints.save_load import load, save
     from .errors import MissingPackage, PosencError, UnsupportedCell, UnsupportedModel, UntrainedWarning
     from .families import Family, register_family
     from .patching.checks import check_model
@@ -63,7 +63,8 @@ _HOMES = {
     ".checkpoints.on_disk": ("describe_checkpoint", "patch_checkpoint"),
     ".checkpoints.reseal": ("reseal",),
     ".checkpoints.merging": ("merge",),
-    ".checkpoints.save_load": ("load", "save"),
+    ".checkpoints.load": ("load",),
+    ".checkpoints.save": ("save",),
     ".errors": ("MissingPackage", "PosencError", "UnsupportedCell", "UnsupportedModel", "UntrainedWarning"),
     ".families": ("Family", "register_family"),
     ".patching.checks": ("check_model",),

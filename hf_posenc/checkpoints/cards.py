@@ -12,7 +12,7 @@ import transformers
 
 from ..models import NAMES
 from ..patching.records import Record
-from ..patching.seal import sealed_config
+from ..patching.seal import is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE
 from ..schemes import Scheme
 from ..schemes.plans import Plan
@@ -101,7 +101,7 @@ def write_card(folder: Path, base: str | None, how: str = SAVED) -> None:
     raw = read_json(str(adapter or folder / CONFIG))
     record = _record(raw, adapter)
     embedder = (folder / MODULES).exists()
-    sealed = record is not None if adapter else sealed_config(raw)
+    sealed = record is not None if adapter else is_sealed_config(raw)
     name = folder.name if adapter is None else (Path(folder.name) / adapter.parent.relative_to(folder)).as_posix()
     library = LIBRARY if embedder else "peft" if adapter else "transformers"
     lines = [_changed(record, base, how, adapter is not None), ""]

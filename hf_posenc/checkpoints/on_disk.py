@@ -34,10 +34,10 @@ from ..schemes.plans import asked_from
 from .adapters import adapter_record
 from .cards import PATCHED, kept_card, write_card
 from .embedders import copy_modules
-from .files import CONFIG, INDEX, WEIGHTS, find, read_json
+from .files import CONFIG, INDEX, WEIGHTS, find, read_json, weight_files
+from .load import model_class_of, put_back_values, unpatched_config
 from .restore import refuse_other_geometry, restore
-from .save_load import model_class_of, reset_length, unpatched_config, weight_files
-from .staging import refuse_target, staged
+from .staging import refuse_target, stage_files
 from .tensors import rewritten
 
 
@@ -102,7 +102,7 @@ def patch_checkpoint(
         table: Any = getattr(stack.table.owner, stack.table.name)  # type: ignore[union-attr]
         tensors[key] = table.state_dict()["weight"]
     kept = kept_card(target)
-    with staged(target, kept=kept) as folder:
+    with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
         copy_modules(Path(origin), folder, _length_given(asked, where))
         model.config.save_pretrained(folder)
@@ -167,7 +167,8 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     """The model of a config, before any patch, with shapes but without weights."""
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
     family = family_of(raw.get("model_type"))
-    config, _ = unpatched_config(raw, record, family)
+    effects = None if record is None or family is None or not family.table else record.effects()
+    config, _ = unpatched_config(raw, record, family, effects)
     cls = model_class_of(raw, None)
     try:
         with torch.device("meta"):
@@ -178,7 +179,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
             "from another release of transformers."
         ) from error
     if record is not None:
-        reset_length(model.config, record, family)
+        put_back_values(model.config, record, family)
     where = places(model)
     dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
     for stack in where.stacks:

@@ -17,7 +17,7 @@ ARGUMENTS = ("repo_id", "token", "private", "revision", "create_pr", "commit_mes
 """What transformers' `save_pretrained` takes beside `push_to_hub`."""
 
 
-def told_to_push(kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def take_push_arguments(kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Take out of the arguments of a save where it is to be pushed; None if nowhere."""
     if not kwargs.pop("push_to_hub", False):
         return None

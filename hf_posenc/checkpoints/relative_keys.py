@@ -17,7 +17,7 @@ from ..patching.old_terms import old_terms, with_old_terms
 VECTORS = "distance_embedding.weight"
 
 
-def is_old(raw: Mapping[str, Any]) -> bool:
+def has_relative_keys(raw: Mapping[str, Any]) -> bool:
     return old_terms(raw) is not None
 
 

@@ -14,10 +14,10 @@ from safetensors import safe_open
 
 from ..errors import PosencError
 from ..patching.records import CHECKSUM, FORMAT, Record, checksum
-from ..patching.seal import MARKS, NAME, Seal, sealed_config, sealed_weights
+from ..patching.seal import MARKS, NAME, Seal, has_seal, is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE, sealed_settings, write_json
-from .files import CONFIG, INDEX, find, read_json
-from .save_load import model_class_of, weight_files
+from .files import CONFIG, INDEX, find, read_json, weight_files
+from .load import model_class_of
 from .staging import STAGE
 from .tensors import rewritten
 
@@ -35,7 +35,7 @@ def reseal(path: str | os.PathLike[str]) -> bool:
         return _reseal_adapter(folder)
     raw = _config(folder)
     record, files = Record.from_dict(raw["posenc"]), weight_files(str(folder), {})
-    if not sealed_config(raw) or (record.format == FORMAT and sealed_weights(files)):
+    if not is_sealed_config(raw) or (record.format == FORMAT and has_seal(files)):
         return False
     record.refuse_edited()
     stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=folder))
@@ -70,7 +70,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def _sealed_files(folder: Path, stage: Path, raw: dict[str, Any], files: dict[str, str]) -> list[Path]:
     """New files for a checkpoint, in the order in which they may take the place of the old ones."""
     made = []
-    if not sealed_weights(files):
+    if not has_seal(files):
         home = min(set(files.values()), key=os.path.getsize)  # the cheapest to copy
         prefix = model_class_of(raw, None).base_model_prefix + "."
         name = f"{prefix if any(key.startswith(prefix) for key in files) else ''}{NAME}.weight"

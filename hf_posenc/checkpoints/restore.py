@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..core.effects import Effect
 from ..errors import PosencError
 from ..families import Places
 from ..families.places import grid_size
@@ -18,20 +19,48 @@ from ..patching.layer_plans import divide_places
 from ..patching.measure import sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
-from ..patching.seal import SINCE_FORMAT_2
+from ..patching.seal import NAME, SINCE_FORMAT_2, has_seal, is_sealed_config
 from ..runtime.positions import SEAL
 from ..runtime.rotary import UNROTATED
 from ..schemes.frequencies import MSCALES
+from ..schemes.plans import Plan
 
 
-def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
-    """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
-    where = divide_places(places_to_patch(model), record.scheme)
+def check_seal(where: str, raw: dict[str, Any], record: Record, names: Iterable[str]) -> bool:
+    """Whether the checkpoint is sealed. Raises where its config and its weights do not agree on that.
+
+    `names`: those of its weights.
+    """
+    said, found = is_sealed_config(raw), has_seal(names)
+    if said and not found and record.format > 1:
+        raise PosencError(
+            f"The weights in {where} lack their seal ({NAME}): they are not those that were saved with its "
+            "config.json, or another tool has rewritten them. Save or patch the original again."
+        )
+    if found and not said:
+        raise PosencError(
+            f"The weights in {where} are sealed, and its config.json has attn_implementation="
+            f"{raw.get('attn_implementation')!r}, which is no seal: they do not belong together."
+        )
+    return said
+
+
+def restore(
+    model: PreTrainedModel, record: Record, raw: dict[str, Any], effects: dict[str, Effect] | None = None
+) -> None:
+    """Patch a model that was just loaded from its patched checkpoint, whose config.json is `raw`.
+
+    `effects`: those of the record, where they were computed before; their modules go into the model.
+    """
+    where = places_to_patch(model)
+    if isinstance(record.scheme, Plan):
+        where = divide_places(where, record.scheme)
     refuse_other_geometry(where, record)
-    # A file keeps its keys in the order of the alphabet, the model its groups in their own.
-    ordered = {g.name: record.geometries[g.name] for g in where.groups if g.name in record.geometries}
-    record = replace(record, geometries=ordered)
-    journal = plan(where, record.scheme, record.geometries, loaded=record)
+    # A file has its keys in alphabetical order, the model has its groups in the order of its layers.
+    names = [group.name for group in where.groups if group.name in record.geometries]
+    record = replace(record, geometries={name: record.geometries[name] for name in names})
+    effects = None if effects is None else {name: effects[name] for name in names}
+    journal = plan(where, record.scheme, record.geometries, loaded=record, effects=effects)
     _refuse_contradictions(where, record, raw, journal)
     journal.apply()
 

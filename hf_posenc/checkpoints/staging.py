@@ -24,7 +24,7 @@ HEADS = (ADAPTER, CONFIG)
 
 
 @contextmanager
-def staged(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Iterator[Path]:
+def stage_files(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Iterator[Path]:
     """A folder to fill, whose files take the place of those at `path` when the block ends well.
 
     An error leaves what was at `path` as it was. A kill leaves the old checkpoint, the new one, or a folder without
@@ -69,7 +69,7 @@ def refuse_target(path: str | os.PathLike[str], overwrite: bool, **sources: str 
         )
 
 
-def cut_off(path: str | os.PathLike[str]) -> bool:
+def lost_its_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Whether a save into this folder was killed, or is under way, with no checkpoint left."""
     folder = Path(path)
     return not any((folder / head).exists() for head in HEADS) and any(folder.glob(STAGE + "*"))

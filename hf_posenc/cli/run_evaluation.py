@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from ..checkpoints.files import find, read_json
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
 from ..evaluation.measures.haystacks import Haystacks

@@ -220,9 +220,10 @@ def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]
     if faults:
         return faults
     link = layers[0].posenc_link
+    bias, temperature = link.bias, link.temperature
     if group.suffix and any(layer.posenc_link.suffix != group.suffix for layer in layers):
         return [f"some of the layers {group.name!r} belong to another part of the plan"]
-    shared, bias = getattr(link.root, "posenc" + link.suffix, None), link.bias
+    shared = getattr(link.root, "posenc" + link.suffix, None)
     if shared is None:
         return ["the base model has lost its 'posenc' module"]
     if rotates_inside(effect, group.stack):
@@ -233,8 +234,8 @@ def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]
             faults.append("the live frequencies are not those of the scheme")
     if shared.pattern != effect.pattern or shared.forgets != effect.forgets:
         faults.append("the pattern of keys is not that of the scheme")
-    if str(link.temperature) != str(effect.temperature):
-        faults.append(f"the temperature is {link.temperature}, and the scheme means {effect.temperature}")
+    if str(temperature) != str(effect.temperature):
+        faults.append(f"the temperature is {temperature}, and the scheme means {effect.temperature}")
     return faults + _bias_faults(bias, effect.bias)
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ..errors import PosencError
 from ..families import Places, places
+from ..schemes.plans import BY_LIST, Plan
 from .attention import attention_faults
 from .config_plans import layer_list_faults
 from .grades import is_sealed
@@ -15,7 +16,7 @@ from .layer_plans import divide_places, plan_rotary_faults
 from .live import bare, journal_of, record_of
 from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
-from .records import Record, uses_layer_list
+from .records import Record
 from .rotary_site import rotary_faults
 from .seal import seal_faults
 from .sizes import size_faults
@@ -67,22 +68,24 @@ def own_faults(where: Places) -> list[str]:
 
 def patch_faults(where: Places, record: Record) -> list[str]:
     """Where a patched model does not do what its record says, site by site."""
-    where = divide_places(where, record.scheme)
-    geometry, effects = record.geometry, record.effects()
-    reach = record.scheme.span(geometry)
+    scheme, geometries = record.scheme, record.geometries
+    if isinstance(scheme, Plan):
+        where = divide_places(where, scheme)
+    effects = scheme.effects(geometries)
+    reach = scheme.span(next(iter(geometries.values())))
     first = next(iter(effects.values()))
     sealed = is_sealed(effects.values(), where.family)
     faults = size_faults(where, first, reach, record.original)
     for stack in where.stacks:
         groups = [group for group in where.groups if group.stack is stack]
         patched = [group for group in groups if group.name in effects]
-        if uses_layer_list(record):
+        if isinstance(scheme, Plan) and scheme.by == BY_LIST:
             faults += layer_list_faults(stack, groups, patched, effects, record.original)
-        elif not record.scheme.apart:
+        elif not first.apart:
             faults += rotary_faults(stack, groups, effects, sealed, record.original)
         elif stack.rotaries:
             faults += plan_rotary_faults(stack, patched, effects)
-        faults += attention_faults(stack, patched, effects, record.geometries)
+        faults += attention_faults(stack, patched, effects, geometries)
         faults += own_temperature_faults(stack, patched, effects)
         faults += table_faults(stack, first)
     faults += seal_faults(where.model)

@@ -20,7 +20,7 @@ from .grades import is_sealed
 from .layer_plans import check_parts, divide_places, plan_on, plan_rotary_edits
 from .measure import measure
 from .own_temperature import own_temperature_edits
-from .records import Geometries, Record, original_values, outside_family, uses_layer_list
+from .records import Geometries, Record, original_values, outside_family
 from .rotary_site import rotary_edits
 from .seal import seal_edits
 from .sealed_rotary import sealed_rotary_edits
@@ -120,7 +120,7 @@ def _rotary_edits(
     scheme, geometries = record.scheme, record.geometries
     if effects[groups[0].name].apart:
         return plan_rotary_edits(stack, groups, effects)
-    if uses_layer_list(record):
+    if isinstance(scheme, Plan) and scheme.by == BY_LIST:
         return layer_list_edits(stack, groups, effects, geometries, reach, record.original[BY_LIST])
     if sealed:
         return sealed_rotary_edits(stack, groups, effects)

@@ -263,14 +263,14 @@ def _build(stack: Stack, rotations: Rotations, parameters: Parameters, extended:
     faults = [_misfit(site, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
     if any(faults):
         raise UnsupportedCell(next(filter(None, faults)))
+    for module in modules:
+        keep_frequencies(module, rotations)
     changes = changes_between(stack, stack.config, config)
     if changes and extended:
         raise UnsupportedCell(
             f"{first_change(changes)}, which is not what the scaling has that it extends; existing='replace' drops "
             "that first"
         )
-    for module in modules:
-        keep_frequencies(module, rotations)
     return Built(parameters, config, modules, changes)
 
 

@@ -57,11 +57,11 @@ def seal_faults(model: PreTrainedModel) -> list[str]:
     return [f"the base model has lost its {NAME!r}" if said else f"the scheme needs no {NAME!r}"]
 
 
-def sealed_config(raw: dict[str, Any]) -> bool:
+def is_sealed_config(raw: dict[str, Any]) -> bool:
     """Whether a config.json says that only this package can run its model."""
     return raw.get("attn_implementation") == SEAL
 
 
-def sealed_weights(names: Iterable[str]) -> bool:
-    """Whether a seal is among the names of weights, with the prefix of a base model or without."""
-    return any(NAME in name.split(".") for name in names)
+def has_seal(names: Iterable[str]) -> bool:
+    """Whether one of these names of weights is that of a seal, with the prefix of a base model or without."""
+    return NAME in {part for name in names for part in name.split(".")}

@@ -86,7 +86,7 @@ def size_faults(where: Places, effect: Effect, reach: Span, original: dict[str, 
     return []
 
 
-def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Geometry, reach: Span) -> Any:
+def checkpoint_size(family: Family, config: Any, effects: list[Effect], geometry: Geometry, reach: Span) -> Any:
     """The size that the table in a checkpoint was made for, as the config says sizes; None for what the file says.
 
     A sealed table has another size than the config says, so that whoever forces the seal is refused: no row, one too
@@ -94,7 +94,7 @@ def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Ge
     """
     sealed = is_sealed(effects, family)
     if len(family.axes) > 1:
-        return _side(stored_grid(geometry), geometry.patch) if sealed else None
+        return _side(checkpoint_grid(geometry), geometry.patch) if sealed else None
     counted, target = family.offset(config) if family.counted else 0, reach.target
     if any(isinstance(effect.table, OwnTable) for effect in effects):  # it keeps all its rows
         target = max(target, getattr(config, family.length) - counted)
@@ -102,7 +102,7 @@ def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Ge
     return rows + counted
 
 
-def stored_grid(geometry: Geometry) -> tuple[int, ...]:
+def checkpoint_grid(geometry: Geometry) -> tuple[int, ...]:
     """Rows and columns of the table in a sealed checkpoint: not those that its config says."""
     return (2, 2) if geometry.grid == (1, 1) else (1, 1)
 

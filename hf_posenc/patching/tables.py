@@ -22,7 +22,7 @@ from ..runtime.grids import FLAG, GridReader, before_patches, resize_table
 from ..runtime.hooks import before_embeddings, before_first_layer
 from ..runtime.positions import Link
 from .edits import Edit, Hook, Swap
-from .sizes import stored_grid
+from .sizes import checkpoint_grid
 
 
 def live_table(stack: Stack) -> Any:
@@ -139,7 +139,7 @@ def _grid_edits(
         edits.append(Swap(stack.root, "posenc_table", source.module(None, like)))
     if stack.family.table_flag and not sealed:
         return [*edits, Swap(site.owner, site.name, None, beside=stack.weight)]
-    rows, columns = stored_grid(geometry) if sealed else grid_size(size, stack.patch)
+    rows, columns = checkpoint_grid(geometry) if sealed else grid_size(size, stack.patch)
     # Nothing reads it: it is what checkpoints hold.
     blank = like.new_zeros(stack.offset + rows * columns, geometry.hidden_size)
     return [*edits, Swap(site.owner, site.name, _as_table(blank, site.module, trained=False))]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checkpoints.cards import is_ours
 from ..checkpoints.files import CONFIG, read_json
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..core.effects import Rotation
 from ..engines.kinds import LISTED, kind_of_rope
 from ..errors import PosencError, UnsupportedCell

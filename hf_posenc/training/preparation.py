@@ -21,7 +21,7 @@ from transformers import (
     set_seed,
 )
 
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..errors import PosencError
 from ..evaluation.measures.needles import Retrieval, trials
 from ..evaluation.measures.texts import bos_of

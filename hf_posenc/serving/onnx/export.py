@@ -16,7 +16,7 @@ import torch
 
 from ...checkpoints.cards import is_ours
 from ...checkpoints.files import CONFIG, WEIGHTS, read_json
-from ...checkpoints.save_load import load
+from ...checkpoints.load import load
 from ...core.effects import FollowingRotation
 from ...errors import PosencError, UnsupportedCell
 from ...extras import require
