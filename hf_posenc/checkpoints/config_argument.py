@@ -20,8 +20,6 @@ def arguments_from(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
 
     Its scheme cannot be changed so, nor what lies in a section of a config.
     """
-    if config is None:
-        return {}
     kind = getattr(config, "model_type", None)
     if not isinstance(config, PreTrainedConfig) or kind != raw.get("model_type"):
         found = repr(kind) if isinstance(config, PreTrainedConfig) else f"a {type(config).__name__}"

@@ -23,7 +23,7 @@ from ..patching.checks import check_patch
 from ..patching.live import refuse_unpatchable
 from ..patching.other_readers import WRITTEN
 from ..patching.records import Record, section_of
-from ..patching.seal import MARKS, has_seal, is_sealed_config
+from ..patching.seal import MARKS, check_seal, has_seal, is_sealed_config
 from ..patching.sidecar import ADAPTER
 from ..patching.sizes import checkpoint_size
 from .adapters import load_adapter
@@ -32,7 +32,7 @@ from .embedders import embedder_with, holds_embedder
 from .files import CONFIG, HUB, find, read_json, weight_files
 from .hub import offline
 from .relative_keys import VECTORS, has_relative_keys, with_relative_keys
-from .restore import check_seal, restore
+from .restore import restore
 from .staging import lost_its_checkpoint
 
 FAILURES = (OSError, ValueError, RuntimeError, LookupError, TypeError, ImportError, ArithmeticError)
@@ -95,7 +95,9 @@ def load_patched(
     """
     record = Record.from_dict(raw["posenc"])
     files = weight_files(where, hub)
-    kwargs = {**arguments_from(kwargs.pop("config", None), raw), **kwargs}
+    own_config = kwargs.pop("config", None)
+    if own_config is not None:
+        kwargs = {**arguments_from(own_config, raw), **kwargs}
     sealed = check_seal(where, raw, record, files)
     if sealed:
         check_kernel(where, kwargs.get("attn_implementation"))
@@ -103,7 +105,7 @@ def load_patched(
     effects = record.effects() if family is not None and family.table else None
     # A config would keep "auto" as if it were a dtype; `from_pretrained` finds out what it stands for.
     auto = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if kwargs.get(key) == "auto"}
-    config, rest = unpatched_config(raw, record, family, effects, **kwargs)
+    config, rest = unpatched_config(raw, record, family, sealed, effects, **kwargs)
     cls = model_class_of(raw, model_class)
     model = from_pretrained(where, cls, raw, {**rest, **auto, "config": config}, extra=("posenc_",))
     refuse_unpatchable(model)
@@ -154,7 +156,6 @@ def from_pretrained(
         raise PosencError(f"{where} cannot be loaded: {error}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
-    keep_packing(model)
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in report.get("mismatched_keys", ())]
     if mismatched:
         raise PosencError(f"Weights in {where} have other shapes than its config says: {', '.join(mismatched[:5])}.")
@@ -172,6 +173,7 @@ def from_pretrained(
             f"{len(left)} of the checkpoint's left out ({', '.join(left[:5])}).",
             stacklevel=4,
         )
+    keep_packing(model)
     return model
 
 
@@ -179,7 +181,8 @@ def unpatched_config(
     raw: dict[str, Any],
     record: Record | None,
     family: Family | None,
-    effects: dict[str, Effect] | None = None,
+    sealed: bool,
+    effects: dict[str, Effect] | None,
     **kwargs: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """The config as it was before the patch, and the arguments that it did not use.
@@ -188,7 +191,7 @@ def unpatched_config(
     in the file.
     """
     values = decode_floats(copy.deepcopy(raw))
-    for key in ("posenc", "attn_implementation", "auto_map", *(MARKS if is_sealed_config(raw) else ())):
+    for key in ("posenc", "attn_implementation", "auto_map", *(MARKS if sealed else ())):
         values.pop(key, None)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:

@@ -26,6 +26,7 @@ from ..patching.patch import check_existing
 from ..patching.plan import fit, plan
 from ..patching.records import Record
 from ..patching.rotary_site import rotary_from
+from ..patching.seal import is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import config_length
 from ..patching.untrained import warn_untrained
@@ -168,7 +169,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
     family = family_of(raw.get("model_type"))
     effects = None if record is None or family is None or not family.table else record.effects()
-    config, _ = unpatched_config(raw, record, family, effects)
+    config, _ = unpatched_config(raw, record, family, is_sealed_config(raw), effects)
     cls = model_class_of(raw, None)
     try:
         with torch.device("meta"):

@@ -19,30 +19,11 @@ from ..patching.layer_plans import divide_places
 from ..patching.measure import sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
-from ..patching.seal import NAME, SINCE_FORMAT_2, has_seal, is_sealed_config
+from ..patching.seal import SINCE_FORMAT_2
 from ..runtime.positions import SEAL
 from ..runtime.rotary import UNROTATED
 from ..schemes.frequencies import MSCALES
 from ..schemes.plans import Plan
-
-
-def check_seal(where: str, raw: dict[str, Any], record: Record, names: Iterable[str]) -> bool:
-    """Whether the checkpoint is sealed. Raises where its config and its weights do not agree on that.
-
-    `names`: those of its weights.
-    """
-    said, found = is_sealed_config(raw), has_seal(names)
-    if said and not found and record.format > 1:
-        raise PosencError(
-            f"The weights in {where} lack their seal ({NAME}): they are not those that were saved with its "
-            "config.json, or another tool has rewritten them. Save or patch the original again."
-        )
-    if found and not said:
-        raise PosencError(
-            f"The weights in {where} are sealed, and its config.json has attn_implementation="
-            f"{raw.get('attn_implementation')!r}, which is no seal: they do not belong together."
-        )
-    return said
 
 
 def restore(
@@ -61,7 +42,9 @@ def restore(
     record = replace(record, geometries={name: record.geometries[name] for name in names})
     effects = None if effects is None else {name: effects[name] for name in names}
     journal = plan(where, record.scheme, record.geometries, loaded=record, effects=effects)
-    _refuse_contradictions(where, record, raw, journal)
+    section = section_of(raw, where.family)
+    _refuse_other_entries(section, record, journal)
+    _refuse_contradictions(where, record, raw, section, journal)
     journal.apply()
 
 
@@ -81,17 +64,18 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
 
 def refuse_other_geometry(where: Places, record: Record) -> None:
     """Raise where a record was made on another kind or size of model."""
+    geometry = record.geometry
     record.refuse_other_family(where.family)
-    if record.geometry.axes != len(where.family.axes):
-        made, live = ("images", "text") if record.geometry.axes > 1 else ("a text", "images")
+    if geometry.axes != len(where.family.axes):
+        made, live = ("images", "text") if geometry.axes > 1 else ("a text", "images")
         raise PosencError(f"The posenc record was made for {made}, and this model reads {live}: it is another model.")
     lacking = sorted(set(original_values(where, record.scheme)) - set(record.original))
     if lacking:
         raise PosencError(f"The original of the posenc record lacks {', '.join(lacking)}: it is damaged.")
-    said = record.geometry.rope is not None
-    if said != where.has_rotary or (said and "rope_parameters" not in record.original):
+    has_rope = geometry.rope is not None
+    if has_rope != where.has_rotary or (has_rope and "rope_parameters" not in record.original):
         raise PosencError(
-            f"The record {'has' if record.geometry.rope else 'lacks'} a RoPE, and this model "
+            f"The record {'has' if geometry.rope else 'lacks'} a RoPE, and this model "
             f"({where.config.model_type!r}) {'has one' if where.has_rotary else 'has none'}: it was made for "
             "another model, or damaged."
         )
@@ -121,16 +105,23 @@ def _contradiction(record: Record, key: str, meant: Any, found: Any) -> PosencEr
 
 
 def _refuse_other_entries(section: dict[str, Any], record: Record, journal: Journal) -> None:
-    """Compare what is written for other runtimes, where it is: transformers drops it when it saves by itself."""
+    """Raise where config.json has other values for other runtimes than the patch would write.
+
+    Such values may be missing: transformers drops them when it saves a model by itself.
+    """
     for edit in journal.edits:
         if isinstance(edit, Entry) and section.get(edit.name, edit.value) != edit.value:
             raise _contradiction(record, edit.name, edit.value, section[edit.name])
 
 
-def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], journal: Journal) -> None:
-    """config.json says the same thing twice, for those who read `posenc` and those who do not: compare."""
-    section, sealed = section_of(raw, where.family), False
-    _refuse_other_entries(section, record, journal)
+def _refuse_contradictions(
+    where: Places, record: Record, raw: dict[str, Any], section: dict[str, Any], journal: Journal
+) -> None:
+    """Raise where config.json says one thing to programs that read `posenc`, and another thing to those that do not.
+
+    `section`: the part of config.json that describes positions.
+    """
+    sealed = False
     for edit in journal.edits:
         if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue

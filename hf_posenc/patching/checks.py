@@ -44,7 +44,9 @@ def check_model(model: Any) -> None:
 
 def check_patch(model: PreTrainedModel, record: Record) -> None:
     """Raise where a patched model does not do what its record says."""
-    _refuse(patch_faults(places(model), record))
+    faults = patch_faults(places(model), record)
+    if faults:
+        _refuse(faults)
 
 
 def _refuse(faults: list[str]) -> None:
@@ -71,14 +73,17 @@ def patch_faults(where: Places, record: Record) -> list[str]:
     scheme, geometries = record.scheme, record.geometries
     if isinstance(scheme, Plan):
         where = divide_places(where, scheme)
+    groups_of = {stack: [group for group in where.groups if group.stack is stack] for stack in where.stacks}
+    patched_of = {
+        stack: [group for group in groups if group.name in geometries] for stack, groups in groups_of.items()
+    }
     effects = scheme.effects(geometries)
     reach = scheme.span(next(iter(geometries.values())))
     first = next(iter(effects.values()))
     sealed = is_sealed(effects.values(), where.family)
     faults = size_faults(where, first, reach, record.original)
-    for stack in where.stacks:
-        groups = [group for group in where.groups if group.stack is stack]
-        patched = [group for group in groups if group.name in effects]
+    for stack, groups in groups_of.items():
+        patched = patched_of[stack]
         if isinstance(scheme, Plan) and scheme.by == BY_LIST:
             faults += layer_list_faults(stack, groups, patched, effects, record.original)
         elif not first.apart:

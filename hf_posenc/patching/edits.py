@@ -117,25 +117,29 @@ class Entry(Edit):
 
 
 @dataclass
-class Hook(Edit):
-    """A function that runs before a module's forward, or before its state dict is made."""
+class Hooks(Edit):
+    """A function that runs before the forward of some modules, or before their state dicts are made."""
 
-    module: nn.Module
+    modules: Sequence[nn.Module]
     function: Callable[..., Any]
     before: str = "forward"
 
-    def look(self) -> bool:
-        return has_pre_hook(self.module, self.function, self.before)
+    def planned(self) -> list[bool]:
+        return [True] * len(self.modules)
 
-    def put(self, there: bool) -> None:
-        if not there:
-            drop_pre_hook(self.module, self.function, self.before)
-        elif self.look():
-            return
-        elif self.before == "forward":
-            self.module.register_forward_pre_hook(self.function, with_kwargs=True)
-        else:
-            self.module.register_state_dict_pre_hook(self.function)
+    def look(self) -> list[bool]:
+        return [has_pre_hook(module, self.function, self.before) for module in self.modules]
+
+    def put(self, states: list[bool]) -> None:
+        for module, there in zip(self.modules, states, strict=True):
+            if not there:
+                drop_pre_hook(module, self.function, self.before)
+            elif has_pre_hook(module, self.function, self.before):
+                continue
+            elif self.before == "forward":
+                module.register_forward_pre_hook(self.function, with_kwargs=True)
+            else:
+                module.register_state_dict_pre_hook(self.function)
 
 
 class Reference(NamedTuple):

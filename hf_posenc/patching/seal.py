@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..compat.pytorch import Stored
+from ..errors import PosencError
 from ..families import Places
 from ..runtime.positions import SEAL
 from .edits import Swap
+from .records import Record
 
 NAME = "posenc_seal"
 MARKS: dict[str, Any] = {
@@ -65,3 +67,22 @@ def is_sealed_config(raw: dict[str, Any]) -> bool:
 def has_seal(names: Iterable[str]) -> bool:
     """Whether one of these names of weights is that of a seal, with the prefix of a base model or without."""
     return NAME in {part for name in names for part in name.split(".")}
+
+
+def check_seal(where: str, raw: dict[str, Any], record: Record, names: Iterable[str]) -> bool:
+    """Whether the checkpoint is sealed. Raises where its config and its weights do not agree on that.
+
+    `names`: those of its weights.
+    """
+    said, found = is_sealed_config(raw), has_seal(names)
+    if said and not found and record.format > 1:
+        raise PosencError(
+            f"The weights in {where} lack their seal ({NAME}): they are not those that were saved with its "
+            "config.json, or another tool has rewritten them. Save or patch the original again."
+        )
+    if found and not said:
+        raise PosencError(
+            f"The weights in {where} are sealed, and its config.json has attn_implementation="
+            f"{raw.get('attn_implementation')!r}, which is no seal: they do not belong together."
+        )
+    return said

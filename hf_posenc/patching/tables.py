@@ -21,7 +21,7 @@ from ..families.places import Site, grid_size
 from ..runtime.grids import FLAG, GridReader, before_patches, resize_table
 from ..runtime.hooks import before_embeddings, before_first_layer
 from ..runtime.positions import Link
-from .edits import Edit, Hook, Swap
+from .edits import Edit, Hooks, Swap
 from .sizes import checkpoint_grid
 
 
@@ -40,7 +40,7 @@ def table_edits(
         return _grid_edits(stack, stack.table, effect, geometry, size, sealed, loaded)
     edits: list[Edit] = []
     if stack.embeddings is not None:
-        edits.append(Hook(stack.embeddings, before_embeddings))
+        edits.append(Hooks([stack.embeddings], before_embeddings))
         edits.append(Swap(stack.embeddings, "posenc_offset", None if stack.family.makes_positions else stack.offset))
     assert not isinstance(effect.table, OwnGrid)
     if stack.table is not None and _is_left_out(stack, stack.table, effect.table, sealed):
@@ -120,7 +120,7 @@ def _first_layer_edits(stack: Stack, source: TableSource) -> list[Edit]:
     return [
         Swap(stack.root, "posenc_table", table),
         Swap(first, "posenc_link", Link(stack.root)),
-        Hook(first, before_first_layer),
+        Hooks([first], before_first_layer),
     ]
 
 
@@ -129,7 +129,7 @@ def _grid_edits(
 ) -> list[Edit]:
     """A table that the embeddings of a vision model read, at the size of each image."""
     source, like = effect.table, stack.weight.weight
-    edits: list[Edit] = [Hook(stack.embeddings, before_patches)]
+    edits: list[Edit] = [Hooks([stack.embeddings], before_patches)]
     if isinstance(source, OwnGrid):  # read and resized by the model's own code
         if not loaded:
             edits.append(Swap(site.owner, site.name, _own_grid(stack, site, source, geometry, size)))

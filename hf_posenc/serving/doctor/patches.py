@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...checkpoints.restore import check_seal
 from ...engines.kinds import number
 from ...errors import PosencError
 from ...families import family_of
 from ...patching.records import Record
-from ...patching.seal import has_seal, is_sealed_config
+from ...patching.seal import check_seal, has_seal, is_sealed_config
 from .findings import NOTE, SUSPICIOUS, WRONG, Finding, check
 from .reading import Checkpoint
 from .ropes import length_of, raw_ropes, theta_of, type_of
