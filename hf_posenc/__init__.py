@@ -11,7 +11,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .checkpoints.load import load, save
-    from .checkpoints.merging import merge
+    from .checkpoints.merge import merge
     from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
     from .checkpoints.reseal import reseal
     from .errors import MissingPackage, PosencError, UnsupportedCell, UnsupportedModel, UntrainedWarning
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .patching.describe import Description, describe
     from .patching.growth import new_rows
     from .patching.lengths import reach, trained_length
-    from .patching.live import is_patched
     from .patching.patch import patch_model, set_rendering, unpatch_model
+    from .patching.patch_state import is_patched
     from .schemes import SCHEMES, Scheme, register_scheme
     from .serving.arguments import serve_args
     from .serving.doctor.examine import doctor
@@ -62,7 +62,7 @@ __all__ = [
 _HOMES = {
     ".checkpoints.on_disk": ("describe_checkpoint", "patch_checkpoint"),
     ".checkpoints.reseal": ("reseal",),
-    ".checkpoints.merging": ("merge",),
+    ".checkpoints.merge": ("merge",),
     ".checkpoints.load": ("load",),
     ".checkpoints.save": ("save",),
     ".errors": ("MissingPackage", "PosencError", "UnsupportedCell", "UnsupportedModel", "UntrainedWarning"),
@@ -71,7 +71,7 @@ _HOMES = {
     ".patching.describe": ("Description", "describe"),
     ".patching.growth": ("new_rows",),
     ".patching.lengths": ("reach", "trained_length"),
-    ".patching.live": ("is_patched",),
+    ".patching.patch_state": ("is_patched",),
     ".patching.patch": ("patch_model", "set_rendering", "unpatch_model"),
     ".schemes": ("SCHEMES", "Scheme", "register_scheme"),
     ".serving.arguments": ("serve_args",),

@@ -27,7 +27,7 @@ def hub_file(path: str, name: str, hub: dict[str, Any]) -> str | None:
     """Where a file of a model on a hub lies once it is here; None if the model has no such file."""
     here = offline(path, hub)
     if here and not _is_cached(path, hub):
-        raise PosencError(unreached(path, _trouble(path, hub) or "local_files_only is set"))
+        raise PosencError(offline_message(path, _trouble(path, hub) or "local_files_only is set"))
     try:
         return file_of(path, name, **{**hub, **here})
     except (OSError, ValueError) as error:
@@ -54,12 +54,12 @@ def _trouble(path: str, hub: dict[str, Any]) -> str | None:
     since, said = _troubles.get(key, (-MEMORY, ""))
     if time.monotonic() - since < MEMORY:
         return said or None
-    said = _asked(path, hub)
+    said = _ask_hub(path, hub)
     _troubles[key] = (time.monotonic(), said)
     return said or None
 
 
-def _asked(path: str, hub: dict[str, Any]) -> str:
+def _ask_hub(path: str, hub: dict[str, Any]) -> str:
     try:
         HfApi().model_info(path, revision=hub.get("revision"), token=hub.get("token"), timeout=PATIENCE)
     except HfHubHTTPError:
@@ -79,7 +79,7 @@ def _is_cached(path: str, hub: dict[str, Any]) -> bool:
         return False
 
 
-def unreached(path: str, why: str) -> str:
+def offline_message(path: str, why: str) -> str:
     """A name that is no folder, of which the hub cannot be asked."""
     return (
         f"There is no folder {path!r} here{_near(path)}, and whether the hub has such a model cannot be asked: {why}. "

@@ -20,8 +20,8 @@ from ..errors import PosencError
 from ..families import Family, family_of
 from ..models import model_path
 from ..patching.checks import check_patch
-from ..patching.live import refuse_unpatchable
 from ..patching.other_readers import WRITTEN
+from ..patching.patch_state import refuse_unpatchable
 from ..patching.records import Record, section_of
 from ..patching.seal import MARKS, check_seal, has_seal, is_sealed_config
 from ..patching.sidecar import ADAPTER

@@ -21,10 +21,10 @@ from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
 from ..patching.layer_plans import divide_places
 from ..patching.measure import measure
-from ..patching.old_terms import old_terms
 from ..patching.patch import check_existing
 from ..patching.plan import fit, plan
 from ..patching.records import Record
+from ..patching.relative_keys import relative_keys_scheme
 from ..patching.rotary_site import rotary_from
 from ..patching.seal import is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
@@ -39,7 +39,7 @@ from .files import CONFIG, INDEX, WEIGHTS, find, read_json, weight_files
 from .load import model_class_of, put_back_values, unpatched_config
 from .restore import refuse_other_geometry, restore
 from .staging import refuse_target, stage_files
-from .tensors import rewritten
+from .tensors import rewrite_tensors
 
 
 def patch_checkpoint(
@@ -105,7 +105,7 @@ def patch_checkpoint(
     kept = kept_card(target)
     with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
-        copy_modules(Path(origin), folder, _length_given(asked, where))
+        copy_modules(Path(origin), folder, _requested_length(asked, where))
         model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
         if not kept:
@@ -113,7 +113,7 @@ def patch_checkpoint(
     return describe(model)
 
 
-def _length_given(scheme: Scheme, where: Places) -> int | None:
+def _requested_length(scheme: Scheme, where: Places) -> int | None:
     """The length that a scheme was told to reach, if it was."""
     return config_length(where) if scheme.target_length is not None or scheme.factor is not None else None
 
@@ -151,7 +151,7 @@ def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
         record = Record.from_dict(raw["posenc"])
         restore(model, record, raw)
         record.refuse_edited()
-    elif (scheme := old_terms(raw)) is not None:
+    elif (scheme := relative_keys_scheme(raw)) is not None:
         plan(skeleton, scheme, measure(skeleton, scheme, None)).apply()
     return model
 
@@ -237,7 +237,7 @@ def _write_weights(source: Path, folder: Path, files: dict[str, str], changed: d
         if not here and not stale:
             shutil.copy2(file, folder / os.path.basename(file))
             continue
-        rewritten(file, folder / os.path.basename(file), here, stale)
+        rewrite_tensors(file, folder / os.path.basename(file), here, stale)
     if (source / INDEX).exists():
         index = read_json(str(source / INDEX))
         index["weight_map"] = {k: v for k, v in index["weight_map"].items() if "posenc_" not in k}

@@ -16,7 +16,7 @@ from ..patching.checks import check_patch
 from ..patching.configs import places_to_patch
 from ..patching.edits import Entry, Journal, Swap
 from ..patching.layer_plans import divide_places
-from ..patching.measure import sizes
+from ..patching.measure import model_sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
 from ..patching.seal import SINCE_FORMAT_2
@@ -86,7 +86,7 @@ def refuse_other_geometry(where: Places, record: Record) -> None:
                 f"The patch was made for layers {name!r}, and this model has {', '.join(map(repr, groups))}: it is "
                 "another model."
             )
-        found = sizes(groups[name])
+        found = model_sizes(groups[name])
         if meant.grid:
             found["grid"] = grid_size(record.original[where.family.length], groups[name].stack.patch)
         for key, value in found.items():
@@ -154,15 +154,15 @@ def is_older_writing(found: Any, meant: Any) -> bool:
     if "rope_type" not in meant:
         return found.keys() == meant.keys() and all(is_older_writing(found[key], meant[key]) for key in meant)
     if any(
-        found == {**_apart_from(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)
+        found == {**_without(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)
     ):
         return True
-    return bool(found == _apart_from(meant, (*MSCALES, "mscale", "mscale_all_dim")))
+    return bool(found == _without(meant, (*MSCALES, "mscale", "mscale_all_dim")))
 
 
 def _says(rope: Mapping[str, Any], way: Mapping[str, Any]) -> bool:
     return all(rope.get(key) == value for key, value in way.items())
 
 
-def _apart_from(rope: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _without(rope: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: value for key, value in rope.items() if key not in set(keys)}

@@ -13,13 +13,13 @@ from ..compat.models import carries_adapters
 from ..errors import PosencError
 from ..patching.checks import check_model
 from ..patching.embedders import inner_model
-from ..patching.live import is_patched
+from ..patching.patch_state import is_patched
 from ..patching.sidecar import ADAPTER, seal_adapter
 from ..runtime.rotary import hush_transformers
 from .cards import kept_card, write_card
 from .files import CONFIG, weight_files
 from .portable import write_portable
-from .pushing import push, take_push_arguments
+from .push import push, take_push_arguments
 from .staging import refuse_target, stage_files
 
 

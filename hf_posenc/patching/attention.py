@@ -106,7 +106,7 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
     linked: set[int] = set()
     for group in groups:
         suffix = group.suffix or (f"_{group.layer_type}" if len(groups) > 1 else "")
-        layers = rotated_layers(group, geometries[group.name])
+        layers = layers_with_positions(group, geometries[group.name])
         if not layers:
             raise UnsupportedCell(
                 f"This scheme works inside attention, and no layer of this {stack.config.model_type!r} model is of "
@@ -123,7 +123,7 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
     return edits + [Swap(other, "posenc_link", Link(None)) for other in others]
 
 
-def rotated_layers(group: Group, geometry: Geometry) -> list[Any]:
+def layers_with_positions(group: Group, geometry: Geometry) -> list[Any]:
     """The layers of a group that have positions at all."""
     return [a for i, a in enumerate(group.attentions) if i not in geometry.unturned]
 
@@ -215,7 +215,7 @@ def _lost_hooks(layers: list[Any], hook: Any) -> list[str]:
 
 
 def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]:
-    layers = rotated_layers(group, geometry)
+    layers = layers_with_positions(group, geometry)
     faults = _lost_hooks(layers, before_attention)
     if faults:
         return faults

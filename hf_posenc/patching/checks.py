@@ -13,10 +13,10 @@ from .attention import attention_faults
 from .config_plans import layer_list_faults
 from .grades import is_sealed
 from .layer_plans import divide_places, plan_rotary_faults
-from .live import bare, journal_of, record_of
-from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
+from .patch_state import journal_of, record_of, unwrap_model
 from .records import Record
+from .relative_keys import relative_keys_scheme
 from .rotary_site import rotary_faults
 from .seal import seal_faults
 from .sizes import size_faults
@@ -25,7 +25,7 @@ from .tables import table_faults
 
 def check_model(model: Any) -> None:
     """Raise where the live model does not do what its config says, with every disagreement found."""
-    model = bare(model)
+    model = unwrap_model(model)
     record, patched = record_of(model), journal_of(model) is not None
     if record is None and patched:
         _refuse(["the model is patched, and its config has lost the 'posenc' record"])
@@ -57,7 +57,7 @@ def _refuse(faults: list[str]) -> None:
 def own_faults(where: Places) -> list[str]:
     """Where a model that is not patched does not do what its config says."""
     faults = []
-    if old_terms(where.config.to_dict()) is not None:
+    if relative_keys_scheme(where.config.to_dict()) is not None:
         faults.append(
             "the config asks for relative keys (position_embedding_type), which transformers has dropped since its "
             "version 5; load the checkpoint with hf_posenc.load"

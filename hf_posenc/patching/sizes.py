@@ -18,10 +18,10 @@ def config_length(where: Places) -> int | None:
     length = getattr(where.config, where.family.length, None)
     if len(where.family.axes) > 1 or not isinstance(length, int) or isinstance(length, bool) or length <= 0:
         return None
-    return length - counted_rows(where)
+    return length - rows_before_positions(where)
 
 
-def counted_rows(where: Places) -> int:
+def rows_before_positions(where: Places) -> int:
     """What the config's length counts that are not positions."""
     return where.family.offset(where.config) if where.family.counted else 0
 
@@ -30,7 +30,7 @@ def config_size(where: Places, effect: Effect, reach: Span) -> Any:
     """What the config of a patched model says of its length, or of the size of its images."""
     if len(where.family.axes) == 1:
         kept = config_length(where) if where.has_table and isinstance(effect.table, OwnTable) else None
-        return max(reach.target, kept or 0) + counted_rows(where)
+        return max(reach.target, kept or 0) + rows_before_positions(where)
     given = effect.table.image_size if isinstance(effect.table, OwnGrid) else None
     return getattr(where.config, where.family.length) if given is None else given
 
@@ -48,18 +48,18 @@ def size_edits(where: Places, effect: Effect, size: Any) -> list[Edit]:
         flags[family.table_flag] = effect.table is not None or is_sealed([effect], family)
     edits += [Swap(config, flag, value) for flag, value in flags.items()]
     for stack in where.stacks:
-        edits += _noted_flags(stack, flags)
-        edits += _noted_sizes(stack, size) if stack.grid else []
+        edits += _module_flag_edits(stack, flags)
+        edits += _module_size_edits(stack, size) if stack.grid else []
     return edits
 
 
-def _noted_flags(stack: Stack, flags: dict[str, bool]) -> list[Edit]:
+def _module_flag_edits(stack: Stack, flags: dict[str, bool]) -> list[Edit]:
     """The flags of a config that modules have written down when they were built."""
     noted = ((module, flag) for module in stack.root.modules() for flag in flags)
     return [Swap(module, flag, flags[flag]) for module, flag in noted if isinstance(vars(module).get(flag), bool)]
 
 
-def _noted_sizes(stack: Stack, size: Any) -> list[Edit]:
+def _module_size_edits(stack: Stack, size: Any) -> list[Edit]:
     """The sizes that the embeddings of a vision model have written down."""
     height, width = sides(size)
     rows, columns = grid_size(size, stack.patch)

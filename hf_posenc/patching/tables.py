@@ -43,10 +43,10 @@ def table_edits(
         edits.append(Hooks([stack.embeddings], before_embeddings))
         edits.append(Swap(stack.embeddings, "posenc_offset", None if stack.family.makes_positions else stack.offset))
     assert not isinstance(effect.table, OwnGrid)
-    if stack.table is not None and _is_left_out(stack, stack.table, effect.table, sealed):
+    if stack.table is not None and _leaves_table_out(stack, stack.table, effect.table, sealed):
         edits.append(Swap(stack.table.owner, stack.table.name, None, beside=stack.weight))
     elif stack.table is not None:
-        module = _seated_table(stack, stack.table, effect.table, rows, sealed, loaded)
+        module = _replacement_table(stack, stack.table, effect.table, rows, sealed, loaded)
         follows = effect.rotation is not None and effect.rotation.follows_length
         if follows or effect.pattern is not None or effect.temperature is not None:
             module.notes = LastPositions()
@@ -56,14 +56,14 @@ def table_edits(
     return edits
 
 
-def _is_left_out(stack: Stack, site: Site, source: TableSource | None, sealed: bool) -> bool:
+def _leaves_table_out(stack: Stack, site: Site, source: TableSource | None, sealed: bool) -> bool:
     """Whether the model is left without a table, as its config can say."""
     if stack.family.table_flag is None:
         return False
     return (source is None and not sealed) or (site.module is None and isinstance(source, OwnTable))
 
 
-def _seated_table(
+def _replacement_table(
     stack: Stack, site: Site, source: TableSource | None, rows: int, sealed: bool, loaded: bool
 ) -> ReplacementTable:
     """A table to put in the place of the family's own one."""

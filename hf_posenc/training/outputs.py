@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 
 from ..checkpoints.embedders import copy_embedder
 from ..checkpoints.load import load
-from ..checkpoints.merging import merge
+from ..checkpoints.merge import merge
 from ..evaluation.measures.rows import Row
 from ..evaluation.report import write
 from ..models import model_path

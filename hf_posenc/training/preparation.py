@@ -27,8 +27,8 @@ from ..evaluation.measures.needles import Retrieval, trials
 from ..evaluation.measures.texts import bos_of
 from ..models import model_path
 from ..patching.describe import describe
-from ..patching.live import is_patched, record_of
 from ..patching.patch import patch_model
+from ..patching.patch_state import is_patched, record_of
 from ..patching.records import Record
 from .contrastive import Pairs
 from .examples import READ, Examples, refuse_long, usable_examples, whole_examples

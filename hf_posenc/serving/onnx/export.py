@@ -23,7 +23,7 @@ from ...extras import require
 from ...models import model_path
 from ...patching.describe import describe
 from ...patching.grades import SEALED
-from ...patching.live import record_of
+from ...patching.patch_state import record_of
 from ...patching.seal import MARKS
 from ...schemes import SCHEMES
 from ..onnx_reader import FILE, READER
