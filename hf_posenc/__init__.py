@@ -10,18 +10,19 @@ from .lazy import lazy_names
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .checkpoints.merging import merge
+    from .checkpoints.load import load
+    from .checkpoints.merge import merge
     from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
     from .checkpoints.reseal import reseal
-    from .checkpoints.save_load import load, save
+    from .checkpoints.save import save
     from .errors import MissingPackage, PosencError, UnsupportedCell, UnsupportedModel, UntrainedWarning
     from .families import Family, register_family
     from .patching.checks import check_model
     from .patching.describe import Description, describe
     from .patching.growth import new_rows
     from .patching.lengths import reach, trained_length
-    from .patching.live import is_patched
     from .patching.patch import patch_model, set_rendering, unpatch_model
+    from .patching.patch_state import is_patched
     from .schemes import SCHEMES, Scheme, register_scheme
     from .serving.arguments import serve_args
     from .serving.doctor.examine import doctor
@@ -62,15 +63,16 @@ __all__ = [
 _HOMES = {
     ".checkpoints.on_disk": ("describe_checkpoint", "patch_checkpoint"),
     ".checkpoints.reseal": ("reseal",),
-    ".checkpoints.merging": ("merge",),
-    ".checkpoints.save_load": ("load", "save"),
+    ".checkpoints.merge": ("merge",),
+    ".checkpoints.load": ("load",),
+    ".checkpoints.save": ("save",),
     ".errors": ("MissingPackage", "PosencError", "UnsupportedCell", "UnsupportedModel", "UntrainedWarning"),
     ".families": ("Family", "register_family"),
     ".patching.checks": ("check_model",),
     ".patching.describe": ("Description", "describe"),
     ".patching.growth": ("new_rows",),
     ".patching.lengths": ("reach", "trained_length"),
-    ".patching.live": ("is_patched",),
+    ".patching.patch_state": ("is_patched",),
     ".patching.patch": ("patch_model", "set_rendering", "unpatch_model"),
     ".schemes": ("SCHEMES", "Scheme", "register_scheme"),
     ".serving.arguments": ("serve_args",),

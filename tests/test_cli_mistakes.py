@@ -205,7 +205,7 @@ def test_an_adapter_is_merged_before_it_is_patched(adapter, tmp_path):
 
 
 def test_what_is_no_adapter_is_told_before_weights_are_loaded(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_posenc.checkpoints.merging.load", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("hf_posenc.checkpoints.merge.load", lambda *a, **k: pytest.fail("loaded"))
     assert "holds no adapter to merge" in refused("merge", folder / "plain", tmp_path / "out")
 
 

@@ -105,7 +105,7 @@ def test_what_lives_in_the_config_reads_no_weights(scheme, sources, tmp_path, mo
         def keys(self):
             return self.inner.keys()
 
-    for module in ("on_disk", "save_load"):
+    for module in ("on_disk", "files", "load"):
         monkeypatch.setattr(f"hf_posenc.checkpoints.{module}.safe_open", Locked)
     for name in ("llama", "llama-shards"):
         patch_checkpoint(sources / name, tmp_path / name, scheme, **options(scheme))

@@ -28,7 +28,7 @@ from shrink import _shrunk, tiny_model
 from hf_posenc import PosencError, UnsupportedCell, check_model, describe, load, patch_model, save, unpatch_model
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.families import places
-from hf_posenc.patching.layout import WATCHED, watched_layout
+from hf_posenc.patching.layout import WATCHED, watch_layout
 
 NEAR = 2e-4
 """How far logits may be apart, as a part of their spread, that two ways of computing should agree on."""
@@ -241,7 +241,7 @@ def test_the_layout_is_seen_by_watching(model_type, layout, unturned):
     if unturned:
         assert [i for i, turned in enumerate(model.config.no_rope_layers) if not turned] == list(unturned)
     (group,) = places(model).groups
-    assert watched_layout(group) == (layout, unturned)
+    assert watch_layout(group) == (layout, unturned)
 
 
 def traces(model):
@@ -268,9 +268,9 @@ def test_watching_leaves_no_trace(raising, mode):
     before = traces(model)
     if raising:
         with pytest.raises(UnsupportedCell, match="not today"):
-            watched_layout(group)
+            watch_layout(group)
     else:
-        watched_layout(group)
+        watch_layout(group)
     assert set(names) == {WATCHED}
     assert traces(model) == before
     handle.remove()

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_posenc import PosencError, load, patch_model, save
-from hf_posenc.checkpoints.staging import STAGE, staged
+from hf_posenc.checkpoints.staging import STAGE, stage_files
 from hf_posenc.cli.main import app
 
 SHARDS = {"max_shard_size": "15KB"}
@@ -236,7 +236,7 @@ def test_a_folder_where_a_file_is_to_come(blocked, tmp_path):
 
 def test_a_file_where_a_folder_is_to_come(tmp_path):
     (tmp_path / "deep").write_text("mine")
-    with pytest.raises(PosencError, match="move it away"), staged(tmp_path) as folder:
+    with pytest.raises(PosencError, match="move it away"), stage_files(tmp_path) as folder:
         (folder / "deep").mkdir()
         (folder / "deep" / "config.json").write_text("{}")
     assert state(tmp_path).keys() == {"deep"}
@@ -296,7 +296,7 @@ def test_what_a_killed_save_left_is_swept_and_what_a_living_one_makes_is_not(tmp
     save(patched("yarn", "llama"), tmp_path / "a")
     (tmp_path / "a" / f"{STAGE}dead").mkdir()
     (tmp_path / "a" / f"{STAGE}dead" / "model.safetensors").write_text("half")
-    with staged(tmp_path / "a") as folder:  # another process's
+    with stage_files(tmp_path / "a") as folder:  # another process's
         save(patched("t5", "llama"), tmp_path / "a")
         assert not (tmp_path / "a" / f"{STAGE}dead").exists()
         (folder / "config.json").write_text("{}")

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from hf_posenc import PosencError, check_model, describe, load, merge, patch_model, reseal, save, unpatch_model
 from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
-from hf_posenc.checkpoints.tensors import rewritten
+from hf_posenc.checkpoints.tensors import rewrite_tensors
 from hf_posenc.cli.main import app
 from hf_posenc.patching.seal import NAME, Seal
 
@@ -379,7 +379,7 @@ def test_tensors_are_added_without_being_read(tmp_path, monkeypatch):
     for count, dtype in ((4, torch.float32), (3, torch.bfloat16), (5, torch.uint8)):
         tensors = {"a": torch.arange(count).to(dtype), "b": torch.ones(2, count).to(dtype)}
         save_file(tensors, tmp_path / "old", metadata={"format": "pt", "x": "y"})
-        rewritten(tmp_path / "old", tmp_path / "new", {"c": torch.full((1,), 2.0)}, [])
+        rewrite_tensors(tmp_path / "old", tmp_path / "new", {"c": torch.full((1,), 2.0)}, [])
         with safe_open(tmp_path / "new", framework="pt") as stored:
             assert stored.metadata() == {"format": "pt", "x": "y"}
         found = load_file(tmp_path / "new")

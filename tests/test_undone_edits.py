@@ -12,7 +12,7 @@ from hf_posenc import (
     patch_model,
     unpatch_model,
 )
-from hf_posenc.patching.edits import Hook, Swap
+from hf_posenc.patching.edits import Hooks, Swap
 
 
 class Fault(Exception):
@@ -24,7 +24,7 @@ class Faults:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.seen, self.at = 0, -1
-        for kind in (Swap, Hook):
+        for kind in (Swap, Hooks):
             monkeypatch.setattr(kind, "put", self.counted(kind.put))
 
     def counted(self, put: Any) -> Any:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import PosencError
 from ..extras import require
 from ..patching.fingerprint import refuse_other_weights
-from ..patching.live import is_patched, record_of
+from ..patching.patch_state import is_patched, record_of
 from ..patching.records import Record
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings, write_json
 from .files import find, read_json
@@ -51,11 +51,11 @@ def load_adapter(
         if kwargs.get("model_class") is None and adapter.get("task_type") in TASKS:
             kwargs["model_class"] = getattr(transformers, TASKS[adapter["task_type"]])
         if noted.get("quantization") and "quantization_config" not in kwargs:
-            kwargs["quantization_config"] = four_bits(noted["quantization"], path)
+            kwargs["quantization_config"] = four_bit_config(noted["quantization"], path)
         of_adapter = ("revision", "subfolder")
         model = load_base(name, **{k: v for k, v in kwargs.items() if k not in of_adapter})
         if dequantized:
-            model = without_four_bits(model, kwargs.get("dtype"))
+            model = dequantize_model(model, kwargs.get("dtype"))
         if record is not None and not is_patched(model):
             apply_record(model, record)
     refuse_other_positions(model, record, path)
@@ -79,7 +79,7 @@ def base_name(base: Any, adapter: dict[str, Any], path: str) -> str:
     return name
 
 
-def without_four_bits(model: Any, dtype: Any) -> Any:
+def dequantize_model(model: Any, dtype: Any) -> Any:
     """The model with the numbers that its 4 bits stand for, to merge an adapter into: in 4 bits it is rounded away."""
     if not getattr(model, "is_loaded_in_4bit", False):
         return model
@@ -91,7 +91,7 @@ def without_four_bits(model: Any, dtype: Any) -> Any:
     return model.dequantize(dtype=dtype)
 
 
-def four_bits(noted: dict[str, Any], path: str) -> Any:
+def four_bit_config(noted: dict[str, Any], path: str) -> Any:
     """How the base model of an adapter was held when it was trained."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise PosencError(

@@ -12,7 +12,7 @@ import transformers
 
 from ..models import NAMES
 from ..patching.records import Record
-from ..patching.seal import sealed_config
+from ..patching.seal import is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE
 from ..schemes import Scheme
 from ..schemes.plans import Plan
@@ -44,16 +44,16 @@ def is_ours(file: Path) -> bool:
         text = "" if file.is_symlink() else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    return written_here(text)
+    return is_our_text(text)
 
 
-def written_here(text: str) -> bool:
+def is_our_text(text: str) -> bool:
     """Whether this is a card of ours, as we wrote it."""
     found = re.search(MARK.format("([0-9a-f]{16})"), text)
     return found is not None and _digest(text.replace(found[1], "", 1)) == found[1]
 
 
-def marked(head: list[str], lines: list[str]) -> str:
+def mark_card(head: list[str], lines: list[str]) -> str:
     """A card with the mark by which it is known again."""
     text = "\n".join([*head, MARK.format(""), "", *lines])
     mark = MARK.format("")
@@ -101,22 +101,22 @@ def write_card(folder: Path, base: str | None, how: str = SAVED) -> None:
     raw = read_json(str(adapter or folder / CONFIG))
     record = _record(raw, adapter)
     embedder = (folder / MODULES).exists()
-    sealed = record is not None if adapter else sealed_config(raw)
+    sealed = record is not None if adapter else is_sealed_config(raw)
     name = folder.name if adapter is None else (Path(folder.name) / adapter.parent.relative_to(folder)).as_posix()
     library = LIBRARY if embedder else "peft" if adapter else "transformers"
-    lines = [_changed(record, base, how, adapter is not None), ""]
-    lines += _loading(name, raw, base, sealed, library)
+    lines = [_describe_change(record, base, how, adapter is not None), ""]
+    lines += _load_instructions(name, raw, base, sealed, library)
     if how == SAVED and embedder and (folder / CARD).exists():
         _add_to_embedder(folder / CARD, _tags(record), lines)
         return
-    more = _carried(folder / CARD) if how == PATCHED else {}
+    more = _licence_and_language(folder / CARD) if how == PATCHED else {}
     if how == PATCHED and (folder / CARD).exists() and not is_ours(folder / CARD):
         (folder / CARD).replace(folder / FORMER)
     if how == PATCHED and (folder / FORMER).exists():
         lines += [f"The card of the model that this was made from: [{FORMER}]({FORMER}).", ""]
     (folder / CARD).unlink(missing_ok=True)  # it may be a link
     head = front_matter(library, base, _tags(record), more)
-    (folder / CARD).write_text(marked(head, [f"# {folder.name}", "", *lines]), encoding="utf-8")
+    (folder / CARD).write_text(mark_card(head, [f"# {folder.name}", "", *lines]), encoding="utf-8")
 
 
 def _add_to_embedder(file: Path, tags: list[str], lines: list[str]) -> None:
@@ -126,7 +126,7 @@ def _add_to_embedder(file: Path, tags: list[str], lines: list[str]) -> None:
     card = ModelCard.load(file)
     card.data.tags = [*(card.data.tags or []), *tags]
     title, _, rest = card.text.strip().partition("\n")
-    text = marked(["---", card.data.to_yaml(), "---"], [title, "", "## Positions", "", *lines, rest.strip(), ""])
+    text = mark_card(["---", card.data.to_yaml(), "---"], [title, "", "## Positions", "", *lines, rest.strip(), ""])
     file.write_text(text, encoding="utf-8")
 
 
@@ -149,7 +149,7 @@ def _tags(record: Record | None) -> list[str]:
     return ["hf-posenc", *dict.fromkeys(scheme.name for scheme in _parts(record)), *longer]
 
 
-def _changed(record: Record | None, base: str | None, how: str, adapter: bool) -> str:
+def _describe_change(record: Record | None, base: str | None, how: str, adapter: bool) -> str:
     """One paragraph on what this is."""
     known = base_words(base)
     of = f"`{known}`" if known else "its base model" if adapter or how == MERGED else "a model"
@@ -157,7 +157,7 @@ def _changed(record: Record | None, base: str | None, how: str, adapter: bool) -
     what += ", with an adapter merged into it" if how == MERGED else ""
     if record is None:
         return f"{what}. Positions are as they were."
-    text = f"{what}, with {_said(record.scheme)}, by hf_posenc."
+    text = f"{what}, with {_scheme_words(record.scheme)}, by hf_posenc."
     if not record.geometry.grid:
         reach = record.scheme.span(record.geometry)
         text += f" The model was trained on {reach.trained} tokens"
@@ -165,15 +165,15 @@ def _changed(record: Record | None, base: str | None, how: str, adapter: bool) -
     return text + (" It was patched on disk: nothing was trained with these positions." if how == PATCHED else "")
 
 
-def _said(scheme: Scheme) -> str:
+def _scheme_words(scheme: Scheme) -> str:
     if isinstance(scheme, Plan):
-        parts = (f"{_said(part.scheme)} in layers {', '.join(map(str, part.layers))}" for part in scheme.parts)
+        parts = (f"{_scheme_words(part.scheme)} in layers {', '.join(map(str, part.layers))}" for part in scheme.parts)
         return "; ".join(parts)
     options = ", ".join(f"{key}={value}" for key, value in scheme.options().items())
     return f"the position scheme `{scheme.name}`" + (f" ({options})" if options else "")
 
 
-def _loading(name: str, raw: dict[str, Any], base: str | None, sealed: bool, library: str) -> list[str]:
+def _load_instructions(name: str, raw: dict[str, Any], base: str | None, sealed: bool, library: str) -> list[str]:
     """Who can load it, and the code that does."""
     said = "PEFT" if library == "peft" else library
     who = (
@@ -197,7 +197,7 @@ def _loading(name: str, raw: dict[str, Any], base: str | None, sealed: bool, lib
     return lines
 
 
-def _carried(file: Path) -> dict[str, Any]:
+def _licence_and_language(file: Path) -> dict[str, Any]:
     """The licence and the language in the card of a source, where they can be read."""
     from huggingface_hub import ModelCard
 

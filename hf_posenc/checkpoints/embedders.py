@@ -30,7 +30,7 @@ def holds_embedder(path: str, hub: dict[str, Any]) -> bool:
     return about is None or read_json(about).get("model_type", KIND) == KIND
 
 
-def around(inner: PreTrainedModel, path: str, hub: dict[str, Any]) -> Any:
+def embedder_with(inner: PreTrainedModel, path: str, hub: dict[str, Any]) -> Any:
     """The SentenceTransformer that was saved at `path`, with `inner` as its model."""
     alone = "the transformers model inside it alone can be had with model_class=transformers.AutoModel"
     require("sentence_transformers", "embed", f"{path} holds a {KIND} ({alone}), which")

@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from ..errors import PosencError
 from ..models import model_path
 from .hub import hub_file
@@ -39,3 +41,25 @@ def read_json(file: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise PosencError(f"{file} should hold a JSON object and holds {type(data).__name__}.")
     return data
+
+
+def weight_files(where: str, hub: dict[str, Any]) -> dict[str, str]:
+    """Every tensor of a checkpoint and the file that holds it."""
+    index = find(where, INDEX, hub)
+    if index is not None:
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
+            raise PosencError(f"{index} should map weights to files in 'weight_map', and does not.")
+        files = {shard: find(where, shard, hub) for shard in set(names.values())}
+        missing = [shard for shard, file in files.items() if file is None]
+        if missing:
+            raise PosencError(f"{where} lacks {', '.join(sorted(missing))}: the checkpoint is not whole.")
+        return {key: str(files[shard]) for key, shard in names.items()}
+    single = find(where, WEIGHTS, hub)
+    if single is None:
+        raise PosencError(f"{where} holds no {WEIGHTS}. Pickled weights are not loaded; convert them first.")
+    try:
+        with safe_open(single, framework="pt") as stored:
+            return dict.fromkeys(stored.keys(), single)
+    except (OSError, SafetensorError) as error:
+        raise PosencError(f"{single} cannot be read: {error}. It is damaged, or not what its name says.") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ..compat.models import file_of
 from ..errors import PosencError
@@ -29,7 +29,7 @@ def hub_file(path: str, name: str, hub: dict[str, Any]) -> str | None:
     """Where a file of a model on a hub lies once it is here; None if the model has no such file."""
     here = offline(path, hub)
     if here and not _is_cached(path, hub):
-        raise PosencError(unreached(path, _trouble(path, hub) or "local_files_only is set"))
+        raise PosencError(offline_message(path, _trouble(path, hub) or "local_files_only is set"))
     try:
         return file_of(path, name, **{**hub, **here})
     except (OSError, ValueError) as error:
@@ -56,12 +56,12 @@ def _trouble(path: str, hub: dict[str, Any]) -> str | None:
     since, said = _troubles.get(key, (-MEMORY, ""))
     if time.monotonic() - since < MEMORY:
         return said or None
-    said = _asked(path, hub)
+    said = _ask_hub(path, hub)
     _troubles[key] = (time.monotonic(), said)
     return said or None
 
 
-def _asked(path: str, hub: dict[str, Any]) -> str:
+def _ask_hub(path: str, hub: dict[str, Any]) -> str:
     try:
         HfApi().model_info(path, revision=hub.get("revision"), token=hub.get("token"), timeout=PATIENCE)
     except HfHubHTTPError:
@@ -81,7 +81,7 @@ def _is_cached(path: str, hub: dict[str, Any]) -> bool:
         return False
 
 
-def unreached(path: str, why: str) -> str:
+def offline_message(path: str, why: str) -> str:
     """The message for a name that is no folder, where the hub cannot be asked about it."""
     if not _is_hub_name(path):
         return f"There is no folder {path!r} here{_near(path)}, and {NO_HUB_NAME}. Check the spelling."

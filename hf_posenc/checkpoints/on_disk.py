@@ -21,11 +21,12 @@ from ..patching.configs import places_to_patch
 from ..patching.describe import Description, describe
 from ..patching.layer_plans import divide_places
 from ..patching.measure import measure
-from ..patching.old_terms import old_terms
 from ..patching.patch import check_existing
 from ..patching.plan import fit, plan
 from ..patching.records import Record
+from ..patching.relative_keys import relative_keys_scheme
 from ..patching.rotary_site import rotary_from
+from ..patching.seal import is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import config_length
 from ..patching.untrained import warn_untrained
@@ -34,12 +35,12 @@ from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
 from .cards import PATCHED, kept_card, write_card
 from .embedders import copy_modules
-from .files import CONFIG, INDEX, WEIGHTS, find, read_json
+from .files import CONFIG, INDEX, WEIGHTS, find, read_json, weight_files
 from .hub import refuse_missing_folder
+from .load import model_class_of, put_back_values, unpatched_config
 from .restore import refuse_other_geometry, restore
-from .save_load import model_class_of, reset_length, unpatched_config, weight_files
-from .staging import refuse_target, staged
-from .tensors import rewritten
+from .staging import refuse_target, stage_files
+from .tensors import rewrite_tensors
 
 
 def patch_checkpoint(
@@ -99,9 +100,9 @@ def patch_checkpoint(
         table: Any = getattr(stack.table.owner, stack.table.name)  # type: ignore[union-attr]
         tensors[key] = table.state_dict()["weight"]
     kept = kept_card(target)
-    with staged(target, kept=kept) as folder:
+    with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
-        copy_modules(Path(origin), folder, _length_given(asked, where))
+        copy_modules(Path(origin), folder, _requested_length(asked, where))
         model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
         if not kept:
@@ -109,7 +110,7 @@ def patch_checkpoint(
     return describe(model)
 
 
-def _length_given(scheme: Scheme, where: Places) -> int | None:
+def _requested_length(scheme: Scheme, where: Places) -> int | None:
     """The length that a scheme was told to reach, if it was."""
     return config_length(where) if scheme.target_length is not None or scheme.factor is not None else None
 
@@ -147,7 +148,7 @@ def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
         record = Record.from_dict(raw["posenc"])
         restore(model, record, raw)
         record.refuse_edited()
-    elif (scheme := old_terms(raw)) is not None:
+    elif (scheme := relative_keys_scheme(raw)) is not None:
         plan(skeleton, scheme, measure(skeleton, scheme, None)).apply()
     return model
 
@@ -164,7 +165,8 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     """The model of a config, before any patch, with shapes but without weights."""
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
     family = family_of(raw.get("model_type"))
-    config, _ = unpatched_config(raw, record, family)
+    effects = None if record is None or family is None or not family.table else record.effects()
+    config, _ = unpatched_config(raw, record, family, is_sealed_config(raw), effects)
     cls = model_class_of(raw, None)
     try:
         with torch.device("meta"):
@@ -175,7 +177,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
             "from another release of transformers."
         ) from error
     if record is not None:
-        reset_length(model.config, record, family)
+        put_back_values(model.config, record, family)
     where = places(model)
     dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
     for stack in where.stacks:
@@ -232,7 +234,7 @@ def _write_weights(source: Path, folder: Path, files: dict[str, str], changed: d
         if not here and not stale:
             shutil.copy2(file, folder / os.path.basename(file))
             continue
-        rewritten(file, folder / os.path.basename(file), here, stale)
+        rewrite_tensors(file, folder / os.path.basename(file), here, stale)
     if (source / INDEX).exists():
         index = read_json(str(source / INDEX))
         index["weight_map"] = {k: v for k, v in index["weight_map"].items() if "posenc_" not in k}

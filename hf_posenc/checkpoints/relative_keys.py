@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 
 from ..errors import PosencError, UnsupportedModel
 from ..patching.checks import check_model
-from ..patching.old_terms import old_terms, with_old_terms
+from ..patching.relative_keys import patch_relative_keys, relative_keys_scheme
 
 VECTORS = "distance_embedding.weight"
 
 
-def is_old(raw: Mapping[str, Any]) -> bool:
-    return old_terms(raw) is not None
+def has_relative_keys(raw: Mapping[str, Any]) -> bool:
+    return relative_keys_scheme(raw) is not None
 
 
 def with_relative_keys(
@@ -28,9 +28,9 @@ def with_relative_keys(
     names = sorted((name for name in files if name.endswith(VECTORS)), key=_numbers)
     if any("crossattention" in name for name in names):
         raise UnsupportedModel(f"{where} has relative keys between a decoder and an encoder, which are not served.")
-    scheme = old_terms(raw)
+    scheme = relative_keys_scheme(raw)
     assert scheme is not None
-    with_old_terms(model, scheme)
+    patch_relative_keys(model, scheme)
     base: Any = model.base_model
     keys = base.posenc_bias.keys
     if len(names) != len(keys):

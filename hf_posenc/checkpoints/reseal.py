@@ -14,12 +14,12 @@ from safetensors import safe_open
 
 from ..errors import PosencError
 from ..patching.records import CHECKSUM, FORMAT, Record, checksum
-from ..patching.seal import MARKS, NAME, Seal, sealed_config, sealed_weights
-from ..patching.sidecar import ADAPTER, FILE, sealed_settings, write_json
-from .files import CONFIG, INDEX, find, read_json
-from .save_load import model_class_of, weight_files
+from ..patching.seal import MARKS, NAME, Seal, has_seal, is_sealed_config
+from ..patching.sidecar import ADAPTER, FILE, seal_settings, write_json
+from .files import CONFIG, INDEX, find, read_json, weight_files
+from .load import model_class_of
 from .staging import STAGE
-from .tensors import rewritten
+from .tensors import rewrite_tensors
 
 
 def reseal(path: str | os.PathLike[str]) -> bool:
@@ -35,12 +35,12 @@ def reseal(path: str | os.PathLike[str]) -> bool:
         return _reseal_adapter(folder)
     raw = _config(folder)
     record, files = Record.from_dict(raw["posenc"]), weight_files(str(folder), {})
-    if not sealed_config(raw) or (record.format == FORMAT and sealed_weights(files)):
+    if not is_sealed_config(raw) or (record.format == FORMAT and has_seal(files)):
         return False
     record.refuse_edited()
     stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=folder))
     try:
-        made = _sealed_files(folder, stage, raw, files)
+        made = _make_sealed_files(folder, stage, raw, files)
         for file in made:
             shutil.copymode(folder / file.name, file)
             os.replace(file, folder / file.name)
@@ -53,9 +53,9 @@ def _reseal_adapter(folder: Path) -> bool:
     written = read_json(str(folder / ADAPTER))
     if not (folder / FILE).exists():
         raise PosencError(f"{folder} holds an adapter of a model that was not patched: there is nothing to seal.")
-    if sealed_settings(written) is written:
+    if seal_settings(written) is written:
         return False
-    write_json(folder, ADAPTER, sealed_settings(written))
+    write_json(folder, ADAPTER, seal_settings(written))
     return True
 
 
@@ -67,26 +67,26 @@ def _config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _sealed_files(folder: Path, stage: Path, raw: dict[str, Any], files: dict[str, str]) -> list[Path]:
+def _make_sealed_files(folder: Path, stage: Path, raw: dict[str, Any], files: dict[str, str]) -> list[Path]:
     """New files for a checkpoint, in the order in which they may take the place of the old ones."""
     made = []
-    if not sealed_weights(files):
+    if not has_seal(files):
         home = min(set(files.values()), key=os.path.getsize)  # the cheapest to copy
         prefix = model_class_of(raw, None).base_model_prefix + "."
         name = f"{prefix if any(key.startswith(prefix) for key in files) else ''}{NAME}.weight"
         with safe_open(home, framework="pt") as stored:
             like = stored.get_tensor(next(iter(stored.keys())))
         made.append(stage / os.path.basename(home))
-        rewritten(home, made[0], {name: Seal(like).weight}, [])
+        rewrite_tensors(home, made[0], {name: Seal(like).weight}, [])
         if (folder / INDEX).exists():
             index = read_json(str(folder / INDEX))
             index["weight_map"][name] = os.path.basename(home)
-            made.append(_written(stage / INDEX, index))
+            made.append(_write_json(stage / INDEX, index))
     record = {**raw["posenc"], "format": FORMAT, CHECKSUM: checksum(raw["posenc"])}
     config = {**raw, **copy.deepcopy(MARKS), "posenc": record}
-    return [*made, _written(stage / CONFIG, config)]
+    return [*made, _write_json(stage / CONFIG, config)]
 
 
-def _written(file: Path, data: dict[str, Any]) -> Path:
+def _write_json(file: Path, data: dict[str, Any]) -> Path:
     file.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return file

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..core.effects import Effect
 from ..errors import PosencError
 from ..families import Places
 from ..families.places import grid_size
@@ -15,24 +16,35 @@ from ..patching.checks import check_patch
 from ..patching.configs import places_to_patch
 from ..patching.edits import Entry, Journal, Swap
 from ..patching.layer_plans import divide_places
-from ..patching.measure import sizes
+from ..patching.measure import model_sizes
 from ..patching.plan import plan
 from ..patching.records import Record, original_values, section_of
 from ..patching.seal import SINCE_FORMAT_2
 from ..runtime.positions import SEAL
 from ..runtime.rotary import UNROTATED
 from ..schemes.frequencies import MSCALES
+from ..schemes.plans import Plan
 
 
-def restore(model: PreTrainedModel, record: Record, raw: dict[str, Any]) -> None:
-    """Patch a model that was just loaded from a checkpoint of itself patched, whose config.json is `raw`."""
-    where = divide_places(places_to_patch(model), record.scheme)
+def restore(
+    model: PreTrainedModel, record: Record, raw: dict[str, Any], effects: dict[str, Effect] | None = None
+) -> None:
+    """Patch a model that was just loaded from its patched checkpoint, whose config.json is `raw`.
+
+    `effects`: those of the record, where they were computed before; their modules go into the model.
+    """
+    where = places_to_patch(model)
+    if isinstance(record.scheme, Plan):
+        where = divide_places(where, record.scheme)
     refuse_other_geometry(where, record)
-    # A file keeps its keys in the order of the alphabet, the model its groups in their own.
-    ordered = {g.name: record.geometries[g.name] for g in where.groups if g.name in record.geometries}
-    record = replace(record, geometries=ordered)
-    journal = plan(where, record.scheme, record.geometries, loaded=record)
-    _refuse_contradictions(where, record, raw, journal)
+    # A file has its keys in alphabetical order, the model has its groups in the order of its layers.
+    names = [group.name for group in where.groups if group.name in record.geometries]
+    record = replace(record, geometries={name: record.geometries[name] for name in names})
+    effects = None if effects is None else {name: effects[name] for name in names}
+    journal = plan(where, record.scheme, record.geometries, loaded=record, effects=effects)
+    section = section_of(raw, where.family)
+    _refuse_other_entries(section, record, journal)
+    _refuse_contradictions(where, record, raw, section, journal)
     journal.apply()
 
 
@@ -52,17 +64,18 @@ def apply_record(model: PreTrainedModel, record: Record) -> None:
 
 def refuse_other_geometry(where: Places, record: Record) -> None:
     """Raise where a record was made on another kind or size of model."""
+    geometry = record.geometry
     record.refuse_other_family(where.family)
-    if record.geometry.axes != len(where.family.axes):
-        made, live = ("images", "text") if record.geometry.axes > 1 else ("a text", "images")
+    if geometry.axes != len(where.family.axes):
+        made, live = ("images", "text") if geometry.axes > 1 else ("a text", "images")
         raise PosencError(f"The posenc record was made for {made}, and this model reads {live}: it is another model.")
     lacking = sorted(set(original_values(where, record.scheme)) - set(record.original))
     if lacking:
         raise PosencError(f"The original of the posenc record lacks {', '.join(lacking)}: it is damaged.")
-    said = record.geometry.rope is not None
-    if said != where.has_rotary or (said and "rope_parameters" not in record.original):
+    has_rope = geometry.rope is not None
+    if has_rope != where.has_rotary or (has_rope and "rope_parameters" not in record.original):
         raise PosencError(
-            f"The record {'has' if record.geometry.rope else 'lacks'} a RoPE, and this model "
+            f"The record {'has' if geometry.rope else 'lacks'} a RoPE, and this model "
             f"({where.config.model_type!r}) {'has one' if where.has_rotary else 'has none'}: it was made for "
             "another model, or damaged."
         )
@@ -73,7 +86,7 @@ def refuse_other_geometry(where: Places, record: Record) -> None:
                 f"The patch was made for layers {name!r}, and this model has {', '.join(map(repr, groups))}: it is "
                 "another model."
             )
-        found = sizes(groups[name])
+        found = model_sizes(groups[name])
         if meant.grid:
             found["grid"] = grid_size(record.original[where.family.length], groups[name].stack.patch)
         for key, value in found.items():
@@ -92,16 +105,23 @@ def _contradiction(record: Record, key: str, meant: Any, found: Any) -> PosencEr
 
 
 def _refuse_other_entries(section: dict[str, Any], record: Record, journal: Journal) -> None:
-    """Compare what is written for other runtimes, where it is: transformers drops it when it saves by itself."""
+    """Raise where config.json has other values for other runtimes than the patch would write.
+
+    Such values may be missing: transformers drops them when it saves a model by itself.
+    """
     for edit in journal.edits:
         if isinstance(edit, Entry) and section.get(edit.name, edit.value) != edit.value:
             raise _contradiction(record, edit.name, edit.value, section[edit.name])
 
 
-def _refuse_contradictions(where: Places, record: Record, raw: dict[str, Any], journal: Journal) -> None:
-    """config.json says the same thing twice, for those who read `posenc` and those who do not: compare."""
-    section, sealed = section_of(raw, where.family), False
-    _refuse_other_entries(section, record, journal)
+def _refuse_contradictions(
+    where: Places, record: Record, raw: dict[str, Any], section: dict[str, Any], journal: Journal
+) -> None:
+    """Raise where config.json says one thing to programs that read `posenc`, and another thing to those that do not.
+
+    `section`: the part of config.json that describes positions.
+    """
+    sealed = False
     for edit in journal.edits:
         if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue
@@ -134,15 +154,15 @@ def is_older_writing(found: Any, meant: Any) -> bool:
     if "rope_type" not in meant:
         return found.keys() == meant.keys() and all(is_older_writing(found[key], meant[key]) for key in meant)
     if any(
-        found == {**_apart_from(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)
+        found == {**_without(meant, way), **other} for way in UNROTATED for other in UNROTATED if _says(meant, way)
     ):
         return True
-    return bool(found == _apart_from(meant, (*MSCALES, "mscale", "mscale_all_dim")))
+    return bool(found == _without(meant, (*MSCALES, "mscale", "mscale_all_dim")))
 
 
 def _says(rope: Mapping[str, Any], way: Mapping[str, Any]) -> bool:
     return all(rope.get(key) == value for key, value in way.items())
 
 
-def _apart_from(rope: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _without(rope: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: value for key, value in rope.items() if key not in set(keys)}

@@ -24,7 +24,7 @@ HEADS = (ADAPTER, CONFIG)
 
 
 @contextmanager
-def staged(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Iterator[Path]:
+def stage_files(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Iterator[Path]:
     """A folder to fill, whose files take the place of those at `path` when the block ends well.
 
     An error leaves what was at `path` as it was. A kill leaves the old checkpoint, the new one, or a folder without
@@ -40,10 +40,10 @@ def staged(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Iterator
     stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=target))  # in the target, which may be a disk of its own
     new, old = stage / (target.name or "new"), stage / STAGE  # savers read the name of the folder
     try:
-        with _locked(stage, wait=False):
+        with _lock(stage, wait=False):
             new.mkdir()
             yield new
-            with _locked(target, wait=True):
+            with _lock(target, wait=True):
                 for name in kept:
                     if os.path.lexists(target / name):
                         (new / name).unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def refuse_target(path: str | os.PathLike[str], overwrite: bool, **sources: str 
         )
 
 
-def cut_off(path: str | os.PathLike[str]) -> bool:
+def lost_its_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Whether a save into this folder was killed, or is under way, with no checkpoint left."""
     folder = Path(path)
     return not any((folder / head).exists() for head in HEADS) and any(folder.glob(STAGE + "*"))
@@ -79,7 +79,7 @@ def _replace(new: Path, target: Path, old: Path) -> None:
     """Move old files away and new ones in. What raises moves them all back."""
     coming = sorted((f.relative_to(new) for f in new.rglob("*") if not f.is_dir()), key=_rank)
     _refuse_blocked(target, coming)
-    leaving = sorted({*coming, *_replaced(target, coming)}, key=_rank, reverse=True)
+    leaving = sorted({*coming, *_files_to_remove(target, coming)}, key=_rank, reverse=True)
     leaving = [name for name in leaving if os.path.lexists(target / name)]
     steps = [(target / name, old / name) for name in leaving] + [(new / name, target / name) for name in coming]
     made = [target / p for name in coming for p in name.parents if not (target / p).exists()]
@@ -106,7 +106,7 @@ def _rank(name: Path) -> tuple[bool, bool, bool, str]:
     return name.name in HEADS, str(name) in HEADS, name.suffix != ".safetensors", str(name)
 
 
-def _replaced(target: Path, coming: list[Path]) -> set[Path]:
+def _files_to_remove(target: Path, coming: list[Path]) -> set[Path]:
     """Files of the checkpoints in a folder that new ones make meaningless, though they have none of that name."""
     found = {name.with_name(FILE) for name in coming if name.name == ADAPTER}
     if not {Path(WEIGHTS), Path(INDEX)} & set(coming):
@@ -144,13 +144,13 @@ def _sweep(target: Path, own: Path) -> None:
     """Remove what saves that were killed have left."""
     for folder in target.glob(STAGE + "*"):
         if folder != own and folder.is_dir() and not folder.is_symlink():
-            with _locked(folder, wait=False) as abandoned:
+            with _lock(folder, wait=False) as abandoned:
                 if abandoned:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _locked(folder: Path, wait: bool) -> Iterator[bool]:
+def _lock(folder: Path, wait: bool) -> Iterator[bool]:
     """Hold a lock on a folder, which ends with the process; gives False where it is not to be had."""
     if sys.platform == "win32":
         yield False

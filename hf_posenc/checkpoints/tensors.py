@@ -13,7 +13,7 @@ from torch import Tensor
 ABOUT = "__metadata__"
 
 
-def rewritten(
+def rewrite_tensors(
     source: str | os.PathLike[str], place: str | os.PathLike[str], tensors: dict[str, Tensor], left_out: list[str]
 ) -> None:
     """Copy a file of tensors with others in it. Where these are only added, what it holds is not read."""

@@ -171,7 +171,7 @@ def merge(
     \b
     hf-posenc merge runs/tiny_yarn/adapter my-long-llama
     """
-    from ..checkpoints.merging import merge as merge_adapter
+    from ..checkpoints.merge import merge as merge_adapter
     from ..checkpoints.on_disk import describe_checkpoint
 
     merge_adapter(adapter, out, base=base, overwrite=overwrite)

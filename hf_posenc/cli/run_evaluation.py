@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from ..checkpoints.files import find, read_json
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
 from ..evaluation.measures.haystacks import Haystacks
@@ -28,7 +28,7 @@ from ..evaluation.runs.results import Results, fingerprint
 from ..evaluation.runs.standings import standings
 from ..evaluation.runs.verdict import verdict
 from ..patching.lengths import trained_length
-from ..patching.live import bare, is_patched
+from ..patching.patch_state import is_patched, unwrap_model
 from ..runtime.rotary import hush_transformers
 from .request import Request
 from .results import print_comparison, print_rows, rank_range
@@ -41,7 +41,7 @@ def run_eval(asked: Request) -> None:
     options, shared = make_options(asked, asked.lengths), launched_processes()
     device = choose_device(asked.device, asked.device_map, shared)
     live, words = load_model(asked.model, device, asked.dtype, asked.base), tokenizer_for(asked)
-    refuse_unused_options(asked, options, is_patched(bare(live)) and bool(asked.texts))
+    refuse_unused_options(asked, options, is_patched(unwrap_model(live)) and bool(asked.texts))
     suite = make_suite(live, words, asked, shared) if asked.harness else None
     rows: list[Row] = []
     run: dict[str, Any] = {}

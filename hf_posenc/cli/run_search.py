@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.on_disk import config_of, model_of_config
-from ..checkpoints.save_load import save
+from ..checkpoints.save import save
 from ..checkpoints.tokenizers import tokenizer_of
 from ..errors import PosencError
 from ..evaluation.measures.processes import launched_processes

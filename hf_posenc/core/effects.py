@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -44,7 +45,7 @@ class Geometry:
     whole: bool = False
     """Whether rotary modules scale all channels of q and k in every layer. Filled in only for a temperature."""
 
-    @property
+    @cached_property
     def axes(self) -> int:
         """The number of coordinates of a token."""
         return len(self.grid) or 1

@@ -13,8 +13,8 @@ from ..core.effects import Geometry
 from ..errors import PosencError, UnsupportedModel
 from ..families import Family, Places, places
 from ..patching.grades import MEANING, grade, refuse_lost_bias
-from ..patching.live import is_patched
 from ..patching.measure import measure
+from ..patching.patch_state import is_patched
 from ..patching.untrained import needs_training
 from ..schemes import SCHEMES, Scheme
 from ..schemes.fire import ProgressiveBias

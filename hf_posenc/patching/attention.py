@@ -19,8 +19,7 @@ from ..runtime import attention as _attention  # noqa: F401  importing registers
 from ..runtime.grids import GridLink, before_image, before_rotation
 from ..runtime.hooks import before_biased_layer
 from ..runtime.positions import PREFIX, Link, Positions, before_attention
-from .edits import Edit, Hook, Swap
-from .grades import refuse_lost_bias
+from .edits import Edit, Hooks, Swap
 from .rotary_site import Effects
 from .tables import module_faults
 
@@ -57,12 +56,11 @@ def attention_edits(
     stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry]
 ) -> list[Edit]:
     edits: list[Edit] = [Swap(bias.owner, bias.name, None, beside=stack.weight) for bias in stack.biases]
-    for layer in stack.biased:
-        edits += [Hook(layer, before_biased_layer), Swap(layer, "posenc_family", stack.family)]
+    if stack.biased:
+        edits.append(Hooks(stack.biased, before_biased_layer))
+        edits += [Swap(layer, "posenc_family", stack.family) for layer in stack.biased]
     if not any(works_inside(effects[group.name], stack) for group in groups):
         return edits
-    for group in groups:
-        refuse_lost_bias(effects[group.name], stack.family)
     _refuse_unreached(stack, groups, effects)
     _refuse_kernel(stack.config)
     kernel = PREFIX + attention_of(stack.config)
@@ -108,7 +106,7 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
     linked: set[int] = set()
     for group in groups:
         suffix = group.suffix or (f"_{group.layer_type}" if len(groups) > 1 else "")
-        layers = rotated_layers(group, geometries[group.name])
+        layers = layers_with_positions(group, geometries[group.name])
         if not layers:
             raise UnsupportedCell(
                 f"This scheme works inside attention, and no layer of this {stack.config.model_type!r} model is of "
@@ -118,13 +116,14 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
         turned = group.layer_type if group.suffix and stack.rotaries else None
         for index, attention in enumerate(layers):
             link = Link(stack.root, suffix, attention, index, stack.family.table, turned)
-            edits += [Swap(attention, "posenc_link", link), Hook(attention, before_attention)]
+            edits.append(Swap(attention, "posenc_link", link))
             linked.add(id(attention))
+        edits.append(Hooks(layers, before_attention))
     others = [a for a in (*stack.attentions, *stack.crosses) if id(a) not in linked]
     return edits + [Swap(other, "posenc_link", Link(None)) for other in others]
 
 
-def rotated_layers(group: Group, geometry: Geometry) -> list[Any]:
+def layers_with_positions(group: Group, geometry: Geometry) -> list[Any]:
     """The layers of a group that have positions at all."""
     return [a for i, a in enumerate(group.attentions) if i not in geometry.unturned]
 
@@ -152,12 +151,11 @@ def _grid_edits(stack: Stack, effect: Effect) -> list[Edit]:
             "This scheme looks at the distance between two tokens, and patches of an image are apart by rows and by "
             "columns. Schemes for images rotate by coordinates, or add to the input."
         )
-    edits: list[Edit] = [Hook(stack.root, before_image)]
+    edits: list[Edit] = [Hooks([stack.root], before_image)]
     edits.append(Swap(stack.root, "posenc_rotation", effect.rotation.to(stack.weight.weight.device)))
     for index, attention in enumerate(stack.attentions):
         edits.append(Swap(attention, "posenc_link", GridLink(stack.root, index, stack.special)))
-        edits.append(Hook(attention, before_rotation))
-    return edits
+    return [*edits, Hooks(stack.attentions, before_rotation)]
 
 
 def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Mapping[str, Geometry]) -> None:
@@ -182,13 +180,15 @@ def attention_faults(
     stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry]
 ) -> list[str]:
     """`groups`: those of the stack that are patched."""
-    faults, name = [], attention_of(stack.config)
+    faults = []
+    works = any([works_inside(effects[group.name], stack) for group in groups])
     if stack.biases:
         faults.append(f"{len(stack.biases)} relative position biases are back")
     for layer in stack.biased:
         if not has_pre_hook(layer, before_biased_layer):
             faults.append(f"a {type(layer).__name__} has lost the hook that takes its own bias away")
-    if not any(works_inside(effects[group.name], stack) for group in groups):
+    name = attention_of(stack.config)
+    if not works:
         return [*faults, f"the scheme needs no {name!r}"] if name.startswith(PREFIX) else faults
     if not name.startswith(PREFIX):
         faults.append(f"the attention is {name!r}, which drops the scheme; set it to {PREFIX + 'sdpa'!r}")
@@ -215,14 +215,15 @@ def _lost_hooks(layers: list[Any], hook: Any) -> list[str]:
 
 
 def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]:
-    layers = rotated_layers(group, geometry)
+    layers = layers_with_positions(group, geometry)
     faults = _lost_hooks(layers, before_attention)
     if faults:
         return faults
     link = layers[0].posenc_link
+    bias, temperature = link.bias, link.temperature
     if group.suffix and any(layer.posenc_link.suffix != group.suffix for layer in layers):
         return [f"some of the layers {group.name!r} belong to another part of the plan"]
-    shared, bias = getattr(link.root, "posenc" + link.suffix, None), link.bias
+    shared = getattr(link.root, "posenc" + link.suffix, None)
     if shared is None:
         return ["the base model has lost its 'posenc' module"]
     if rotates_inside(effect, group.stack):
@@ -233,8 +234,8 @@ def _group_faults(group: Group, effect: Effect, geometry: Geometry) -> list[str]
             faults.append("the live frequencies are not those of the scheme")
     if shared.pattern != effect.pattern or shared.forgets != effect.forgets:
         faults.append("the pattern of keys is not that of the scheme")
-    if str(link.temperature) != str(effect.temperature):
-        faults.append(f"the temperature is {link.temperature}, and the scheme means {effect.temperature}")
+    if str(temperature) != str(effect.temperature):
+        faults.append(f"the temperature is {temperature}, and the scheme means {effect.temperature}")
     return faults + _bias_faults(bias, effect.bias)
 
 

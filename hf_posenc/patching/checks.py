@@ -8,14 +8,15 @@ from transformers import PreTrainedModel
 
 from ..errors import PosencError
 from ..families import Places, places
+from ..schemes.plans import BY_LIST, Plan
 from .attention import attention_faults
 from .config_plans import layer_list_faults
 from .grades import is_sealed
 from .layer_plans import divide_places, plan_rotary_faults
-from .live import bare, journal_of, record_of
-from .old_terms import old_terms
 from .own_temperature import own_temperature_faults
-from .records import Record, uses_layer_list
+from .patch_state import journal_of, record_of, unwrap_model
+from .records import Record
+from .relative_keys import relative_keys_scheme
 from .rotary_site import rotary_faults
 from .seal import seal_faults
 from .sizes import size_faults
@@ -24,7 +25,7 @@ from .tables import table_faults
 
 def check_model(model: Any) -> None:
     """Raise where the live model does not do what its config says, with every disagreement found."""
-    model = bare(model)
+    model = unwrap_model(model)
     record, patched = record_of(model), journal_of(model) is not None
     if record is None and patched:
         _refuse(["the model is patched, and its config has lost the 'posenc' record"])
@@ -43,7 +44,9 @@ def check_model(model: Any) -> None:
 
 def check_patch(model: PreTrainedModel, record: Record) -> None:
     """Raise where a patched model does not do what its record says."""
-    _refuse(patch_faults(places(model), record))
+    faults = patch_faults(places(model), record)
+    if faults:
+        _refuse(faults)
 
 
 def _refuse(faults: list[str]) -> None:
@@ -54,7 +57,7 @@ def _refuse(faults: list[str]) -> None:
 def own_faults(where: Places) -> list[str]:
     """Where a model that is not patched does not do what its config says."""
     faults = []
-    if old_terms(where.config.to_dict()) is not None:
+    if relative_keys_scheme(where.config.to_dict()) is not None:
         faults.append(
             "the config asks for relative keys (position_embedding_type), which transformers has dropped since its "
             "version 5; load the checkpoint with hf_posenc.load"
@@ -67,22 +70,27 @@ def own_faults(where: Places) -> list[str]:
 
 def patch_faults(where: Places, record: Record) -> list[str]:
     """Where a patched model does not do what its record says, site by site."""
-    where = divide_places(where, record.scheme)
-    geometry, effects = record.geometry, record.effects()
-    reach = record.scheme.span(geometry)
+    scheme, geometries = record.scheme, record.geometries
+    if isinstance(scheme, Plan):
+        where = divide_places(where, scheme)
+    groups_of = {stack: [group for group in where.groups if group.stack is stack] for stack in where.stacks}
+    patched_of = {
+        stack: [group for group in groups if group.name in geometries] for stack, groups in groups_of.items()
+    }
+    effects = scheme.effects(geometries)
+    reach = scheme.span(next(iter(geometries.values())))
     first = next(iter(effects.values()))
     sealed = is_sealed(effects.values(), where.family)
     faults = size_faults(where, first, reach, record.original)
-    for stack in where.stacks:
-        groups = [group for group in where.groups if group.stack is stack]
-        patched = [group for group in groups if group.name in effects]
-        if uses_layer_list(record):
+    for stack, groups in groups_of.items():
+        patched = patched_of[stack]
+        if isinstance(scheme, Plan) and scheme.by == BY_LIST:
             faults += layer_list_faults(stack, groups, patched, effects, record.original)
-        elif not record.scheme.apart:
+        elif not first.apart:
             faults += rotary_faults(stack, groups, effects, sealed, record.original)
         elif stack.rotaries:
             faults += plan_rotary_faults(stack, patched, effects)
-        faults += attention_faults(stack, patched, effects, record.geometries)
+        faults += attention_faults(stack, patched, effects, geometries)
         faults += own_temperature_faults(stack, patched, effects)
         faults += table_faults(stack, first)
     faults += seal_faults(where.model)

@@ -65,7 +65,7 @@ def layer_list_edits(
     _refuse_other_layers(stack, before, flags)
     edits: list[Edit] = [Swap(stack.config, BY_LIST, flags)]
     edits += [Swap(layer, attribute, flags[layer.layer_idx]) for layer in stack.attentions]
-    turned = _turned(groups, effects)
+    turned = _groups_that_rotate(groups, effects)
     if turned:
         _refuse_several(stack, turned, groups, effects, flags)
         edits += rotary_edits(stack, turned[:1], dict(effects), geometries, reach, False)
@@ -93,20 +93,20 @@ def layer_list_faults(
     live = [layer.layer_idx for layer in stack.attentions if bool(getattr(layer, attribute)) != flags[layer.layer_idx]]
     if live:
         faults.append(f"layers {', '.join(map(str, live))} do not rotate as the plan means")
-    turned = _turned(patched, effects)[:1]
+    turned = _groups_that_rotate(patched, effects)[:1]
     meant = {group.name: effects[group.name] for group in turned}
     if not all(isinstance(site.module, Rotary) for site in stack.rotaries):
         faults.append("the rotary module of the patch was replaced")
     return faults + rotary_faults(stack, turned or groups[:1], meant, False, original)
 
 
-def is_still(group: Group) -> bool:
+def rotates_nothing(group: Group) -> bool:
     """Whether the layers of a group do not rotate because their config's list says so."""
     attribute = LISTED.get(group.stack.config.model_type)
     return attribute is not None and not any(getattr(layer, attribute, True) for layer in group.attentions)
 
 
-def _turned(groups: list[Group], effects: Effects) -> list[Group]:
+def _groups_that_rotate(groups: list[Group], effects: Effects) -> list[Group]:
     return [group for group in groups if effects[group.name].rotation is not None]
 
 

@@ -17,13 +17,13 @@ from ..families.places import sides
 from ..runtime.rotary import SEALED, STILL
 from ..schemes.plans import Plan
 from ..schemes.temperature import NoTemperature
-from .config_plans import is_still
+from .config_plans import rotates_nothing
 from .grades import MEANING, grade
 from .grades import SEALED as SEALED_GRADE
 from .layer_plans import divide_places, layer_descriptions
-from .live import bare, links, record_of
 from .measure import groups_of_types
 from .own_temperature import own_temperature
+from .patch_state import links, record_of, unwrap_model
 from .records import Record, uses_layer_list
 from .rotary_site import own_rope, rope_of, scaling_of
 from .sizes import config_length
@@ -96,7 +96,7 @@ class Description:
 
 def describe(model: Any) -> Description:
     """Tell how the live model knows positions. Frequencies and scales are read from its modules."""
-    model = bare(model)
+    model = unwrap_model(model)
     where, record = places(model), record_of(model)
     where = where if record is None else divide_places(where, record.scheme)
     group = _group(where, record)
@@ -244,7 +244,7 @@ def live_rotation(group: Group) -> tuple[Tensor, float]:
     if planned is not None:
         buffer = group.stack.rotaries[0].buffers[group.layer_type]
         return getattr(planned.inner, buffer).float().cpu(), scaling_of(planned.inner, group.layer_type)
-    if group.inv_freq is not None and is_still(group):
+    if group.inv_freq is not None and rotates_nothing(group):
         return torch.zeros(len(group.inv_freq)), 1.0
     if group.inv_freq is not None:
         return group.inv_freq.float().cpu(), scaling_of(group.stack.rotaries[0].own, group.layer_type)

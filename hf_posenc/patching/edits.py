@@ -21,7 +21,7 @@ Placement = tuple[torch.device, torch.dtype]
 class Edit:
     """Something about a model that has two states. As it stands: one that is there or not, and holds no tensors."""
 
-    def planned(self) -> Any:
+    def goal(self) -> Any:
         """The state that the edit is there for."""
         return True
 
@@ -37,7 +37,7 @@ class Edit:
         """Where the tensors of a state that is live are, and their dtype, if it has some."""
         return None
 
-    def moved(self, parked: Any, before: Any, now: Any, /) -> Any:
+    def follow_move(self, parked: Any, before: Any, now: Any, /) -> Any:
         """A state that was put away, as it would be now if it had stayed when the live one was moved or cast."""
         return parked
 
@@ -60,7 +60,7 @@ class Swap(Edit):
     beside: nn.Module | None = None
     """A module that is moved and cast as the value would be, where what takes its place meanwhile is not."""
 
-    def planned(self) -> Held:
+    def goal(self) -> Held:
         return Held(self.value)
 
     def look(self) -> Held:
@@ -88,11 +88,11 @@ class Swap(Edit):
         guide = self.beside or live.value
         return _placement(guide) if _holds_numbers(guide) else None
 
-    def moved(self, held: Held, before: Placement | None, now: Placement | None) -> Held:
+    def follow_move(self, held: Held, before: Placement | None, now: Placement | None) -> Held:
         """A value that was taken out, as it would be now if it had stayed there when the model was moved or cast."""
         if now is None or before is None or now == before or not _holds_numbers(held.value):
             return held
-        return held._replace(value=_moved(held.value, *now))
+        return held._replace(value=_move(held.value, *now))
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Entry(Edit):
     name: str
     value: Any
 
-    def planned(self) -> Any:
+    def goal(self) -> Any:
         return self.value
 
     def look(self) -> Any:
@@ -117,25 +117,29 @@ class Entry(Edit):
 
 
 @dataclass
-class Hook(Edit):
-    """A function that runs before a module's forward, or before its state dict is made."""
+class Hooks(Edit):
+    """A function that runs before the forward of some modules, or before their state dicts are made."""
 
-    module: nn.Module
+    modules: Sequence[nn.Module]
     function: Callable[..., Any]
     before: str = "forward"
 
-    def look(self) -> bool:
-        return has_pre_hook(self.module, self.function, self.before)
+    def goal(self) -> list[bool]:
+        return [True] * len(self.modules)
 
-    def put(self, there: bool) -> None:
-        if not there:
-            drop_pre_hook(self.module, self.function, self.before)
-        elif self.look():
-            return
-        elif self.before == "forward":
-            self.module.register_forward_pre_hook(self.function, with_kwargs=True)
-        else:
-            self.module.register_state_dict_pre_hook(self.function)
+    def look(self) -> list[bool]:
+        return [has_pre_hook(module, self.function, self.before) for module in self.modules]
+
+    def put(self, states: list[bool]) -> None:
+        for module, there in zip(self.modules, states, strict=True):
+            if not there:
+                drop_pre_hook(module, self.function, self.before)
+            elif has_pre_hook(module, self.function, self.before):
+                continue
+            elif self.before == "forward":
+                module.register_forward_pre_hook(self.function, with_kwargs=True)
+            else:
+                module.register_state_dict_pre_hook(self.function)
 
 
 class Reference(NamedTuple):
@@ -219,7 +223,7 @@ class Journal:
 
     def _exchange(self, applied: bool) -> None:
         live = [edit.look() for edit in self.edits]
-        coming = self._coming(live)
+        coming = self._values_to_put(live)
         placements = [edit.placement(held) for edit, held in zip(self.edits, coming, strict=True)]
         done = State(applied, live, placements)
         order: list[tuple[Any, Any, Any]] = list(zip(self.edits, coming, live, strict=True))
@@ -232,12 +236,12 @@ class Journal:
                 edit.put(old)
             raise
 
-    def _coming(self, live: Sequence[Any]) -> list[Any]:
+    def _values_to_put(self, live: Sequence[Any]) -> list[Any]:
         """What the edits are to put, moved and cast to where the live values are."""
         if self.state is None:
-            return [edit.planned() for edit in self.edits]
+            return [edit.goal() for edit in self.edits]
         parts = zip(self.edits, self.state.parked, self.state.placements, live, strict=True)
-        return [edit.moved(parked, before, edit.placement(now)) for edit, parked, before, now in parts]
+        return [edit.follow_move(parked, before, edit.placement(now)) for edit, parked, before, now in parts]
 
 
 def _is_same_config(one: Any, other: Any) -> bool:
@@ -256,7 +260,7 @@ def _holds_numbers(value: Any) -> bool:
     return isinstance(value, (nn.Module, Tensor))
 
 
-def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _move(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """A module, parameter or buffer on another device and in another dtype; the first two stay the same object."""
     if isinstance(value, nn.Parameter):
         value.data = value.data.to(device, dtype)

@@ -62,7 +62,7 @@ def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
             or parts[-1] == "bias"
             or isinstance(owner, ReplacementTable)
         )
-        if own or (adapted and (altered or getattr(owner, "merged", False))) or not _plain(parameter):
+        if own or (adapted and (altered or getattr(owner, "merged", False))) or not _is_comparable(parameter):
             continue
         yield ".".join(p for p in parts if p not in ("base_layer", "original_module")), parameter.detach(), adapted
 
@@ -73,8 +73,8 @@ def refuse_other_weights(model: nn.Module, seen: Any, path: str) -> None:
     for name, (shape, dtype, values) in read_fingerprint(seen).items():
         if name not in live or live[name].shape != shape:  # quantised, or grown: not to be compared
             continue
-        found = _picked(live[name])
-        kinds = _compared_in(dtype, live[name].dtype, found)
+        found = _pick_numbers(live[name])
+        kinds = _dtypes_to_compare(dtype, live[name].dtype, found)
         if min(_part_that_differs(found, values, kind) for kind in kinds) > APART:
             raise PosencError(
                 f"The adapter in {path} was trained on other weights than this base model has ({name}, for one): it "
@@ -100,7 +100,7 @@ def read_fingerprint(data: Any) -> dict[str, tuple[torch.Size, torch.dtype, Tens
         ) from None
 
 
-def _compared_in(trained: torch.dtype, live: torch.dtype, found: Tensor) -> set[torch.dtype]:
+def _dtypes_to_compare(trained: torch.dtype, live: torch.dtype, found: Tensor) -> set[torch.dtype]:
     """The coarser of two dtypes, and those that the live numbers may have been rounded to on their way."""
     rounded = {kind for kind in KINDS.values() if torch.equal(found.to(kind).float(), found)}
     return {max(trained, live, key=lambda kind: torch.finfo(kind).eps), *rounded}
@@ -110,13 +110,13 @@ def _part_that_differs(one: Tensor, other: Tensor, kind: torch.dtype) -> float:
     return float((one.to(kind) != other.to(kind)).float().mean())
 
 
-def _plain(tensor: Tensor) -> bool:
+def _is_comparable(tensor: Tensor) -> bool:
     """Whether a weight is all there, as numbers that can be compared."""
     whole = type(tensor.data) is Tensor and tensor.device.type != "meta" and tensor.numel() > 0
     return whole and tensor.dtype in KINDS.values()
 
 
-def _picked(tensor: Tensor) -> Tensor:
+def _pick_numbers(tensor: Tensor) -> Tensor:
     """Numbers from all over a tensor."""
     count = min(SAMPLE, tensor.numel())
     where = torch.arange(count, device=tensor.device) * (tensor.numel() - 1) // max(count - 1, 1)
@@ -124,4 +124,4 @@ def _picked(tensor: Tensor) -> Tensor:
 
 
 def _sample(tensor: Tensor) -> str:
-    return base64.b64encode(_picked(tensor).numpy().astype("<f4").tobytes()).decode()
+    return base64.b64encode(_pick_numbers(tensor).numpy().astype("<f4").tobytes()).decode()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.effects import OwnGrid, TableSource
 from ..errors import PosencError
 from ..families import Places, places
-from .live import bare, record_of
+from .patch_state import record_of, unwrap_model
 from .records import Record
 from .tables import live_table
 
@@ -21,7 +21,7 @@ def new_rows(model: Any) -> dict[str, Tensor]:
     Names are those of `model.named_parameters()`. To tune only these rows, multiply the gradient by the mask:
     `parameter.register_hook(lambda grad: grad * mask[:, None].to(grad))`; and let no weight decay shrink the others.
     """
-    inner = bare(model)
+    inner = unwrap_model(model)
     where, record = places(inner), record_of(inner)
     source = _source(record)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

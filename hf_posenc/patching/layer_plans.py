@@ -100,8 +100,9 @@ def check_parts(
         still = [stack.attentions.index(group.attentions[i]) for i in geometries[group.name].unturned]
         if still:
             raise UnsupportedCell(
-                f"Layers {_spelled(still)}, of {group.name!r}, are not rotated by this {stack.config.model_type!r} "
-                "model's own code, and the plan would rotate them. Leave them out, or give them 'none'."
+                f"Layers {_join_numbers(still)}, of {group.name!r}, are not rotated by this "
+                f"{stack.config.model_type!r} model's own code, and the plan would rotate them. Leave them out, or "
+                "give them 'none'."
             )
 
 
@@ -165,13 +166,13 @@ def layer_descriptions(scheme: Scheme, where: Places) -> dict[str, str]:
     found = {}
     for part in scheme.parts:
         options = ", ".join(f"{key}={value}" for key, value in part.scheme.options().items())
-        found[f"{part.name} ({_spelled(part.layers)})"] = part.scheme.name + (f" ({options})" if options else "")
+        found[f"{part.name} ({_join_numbers(part.layers)})"] = part.scheme.name + (f" ({options})" if options else "")
     taken = {index for part in scheme.parts for index in part.layers}
     left = [index for index in range(len(where.stacks[0].attentions)) if index not in taken]
     if left:
-        found[f"others ({_spelled(left)})"] = "the model's own positions"
+        found[f"others ({_join_numbers(left)})"] = "the model's own positions"
     return found
 
 
-def _spelled(layers: Any) -> str:
+def _join_numbers(layers: Any) -> str:
     return ", ".join(map(str, layers))

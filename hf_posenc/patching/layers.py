@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import UnsupportedCell
 from ..families import Stack
-from ..families.places import frequency_buffers
+from ..families.places import FREQUENCIES
 from .edits import MISSING, Edit, Swap
 
 PASSED_ON = "rope_parameters"
@@ -32,10 +32,15 @@ def values_of(layer: nn.Module) -> Values:
     return {
         (path, name): value
         for path, module in layer.named_modules()
-        if not frequency_buffers(module) and not getattr(type(module), "wraps_rotary", False)
+        if not _is_rotary(module)
         for name, value in vars(module).items()
         if isinstance(value, PLAIN) and not name.startswith(("_", "posenc")) and name not in (PASSED_ON, "training")
     }
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    buffers = [name for name, _ in module.named_buffers(recurse=False)]
+    return any(map(FREQUENCIES.fullmatch, buffers)) or getattr(type(module), "wraps_rotary", False)
 
 
 def built_values(own: Any, config: Any) -> Values | None:
@@ -120,10 +125,11 @@ def layer_faults(stack: Stack, config: Any, others: Sequence[Any]) -> list[str]:
     """
     faults = []
     for layers in _kinds(stack):
-        first, *rest = (built_values(layers[0], one) for one in (config, *others))
+        first, *rest = [built_values(layers[0], one) for one in (config, *others)]
         if first is None:
             continue
-        read = [key for key in first if any(one is not None and one.get(key) != first[key] for one in rest)]
+        changed = {key for one in rest if one is not None for key in first if one.get(key) != first[key]}
+        read = [key for key in first if key in changed]
         for layer in layers if read else []:
             live, built = values_of(layer), built_values(layer, config) or {}
             faults += [

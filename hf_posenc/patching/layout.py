@@ -20,7 +20,7 @@ KNOWN = {"llama": HALVES, "mistral": HALVES, "qwen2": HALVES, "qwen3": HALVES}
 WATCHED = PREFIX + "watched"
 
 
-def watched_attention(
+def attend_and_keep_keys(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
     """The family's own eager attention, which lets the layer keep the keys that it was given."""
@@ -28,11 +28,11 @@ def watched_attention(
     return own_eager(module)(module, query, key, value, attention_mask, **kwargs)
 
 
-AttentionInterface.register(WATCHED, watched_attention)
+AttentionInterface.register(WATCHED, attend_and_keep_keys)
 AttentionMaskInterface.register(WATCHED, eager_mask)
 
 
-def watched_layout(group: Group) -> tuple[str, tuple[int, ...]]:
+def watch_layout(group: Group) -> tuple[str, tuple[int, ...]]:
     """How pairs of channels lie in a group of layers, and which of those layers rotate nothing.
 
     One token sees only itself, so that its states are the same wherever it stands: what differs in its keys between

@@ -8,15 +8,15 @@ from torch import nn
 
 from ..errors import PosencError, UnsupportedModel
 from ..families import Places, places
-from .live import bare, record_of
+from .patch_state import record_of, unwrap_model
 from .sizes import config_length
 from .tables import live_table
 
 
 def trained_length(model: Any) -> int:
     """The length of the texts that a model was trained on, before its patch if it has one."""
-    inner = bare(model)
-    where, record = found_places(inner), record_of(inner)
+    inner = unwrap_model(model)
+    where, record = places_or_none(inner), record_of(inner)
     if where is None:
         length = getattr(inner.config, "max_position_embeddings", None)
     elif record is not None and record.geometry.axes == 1:
@@ -30,7 +30,7 @@ def trained_length(model: Any) -> int:
 
 def reach(model: Any) -> int | None:
     """Where the positions of a model end; None if they do not, or that is not known."""
-    where = found_places(bare(model))
+    where = places_or_none(unwrap_model(model))
     for stack in where.stacks if where else []:
         table: Any = None if stack.grid else live_table(stack)
         if isinstance(table, nn.Embedding):
@@ -42,12 +42,12 @@ def refuse_beyond_reach(model: Any, length: int) -> None:
     end = reach(model)
     if end is not None and length > end:
         raise PosencError(
-            f"{type(bare(model)).__name__} has a table of {end} positions and cannot read {length} tokens. Take "
-            f"lengths up to {end}, or patch it with a scheme that reaches further."
+            f"{type(unwrap_model(model)).__name__} has a table of {end} positions and cannot read {length} tokens. "
+            f"Take lengths up to {end}, or patch it with a scheme that reaches further."
         )
 
 
-def found_places(model: Any) -> Places | None:
+def places_or_none(model: Any) -> Places | None:
     """Where positions enter a model; None for one that cannot be patched, but evaluated all the same."""
     try:
         return places(model)

@@ -13,7 +13,7 @@ from ..families import Group, Places
 from ..runtime.rotation import HALVES
 from ..schemes import Scheme
 from ..schemes.plans import Plan
-from .layout import KNOWN, watched_layout
+from .layout import KNOWN, watch_layout
 from .records import Geometries
 from .rotary_site import own_rope
 from .sizes import config_length
@@ -84,16 +84,16 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None,
     if group.inv_freq is not None:
         rope = own_rope(group)
         if rope["rope_type"] != "default" and scheme.rescales:
-            rope, trained = _on_scaled(rope, trained, existing, scheme)
+            rope, trained = _start_on_scaled(rope, trained, existing, scheme)
         if scheme.follows or (planned and scheme.name != "none"):
-            layout, unturned = watched_layout(group)
+            layout, unturned = watch_layout(group)
     length = scheme.trained_length or trained
     if length is None:
         raise PosencError(
             f"The config of this {config.model_type!r} model does not say how long a text it was trained on: "
             "give trained_length=."
         )
-    found = sizes(group)
+    found = model_sizes(group)
     # Of other types it is not known whether some layers, or some channels, are left unrotated.
     whole = rope is not None and group.stack.config.model_type in KNOWN and found["rotary_dim"] == found["head_dim"]
     counted = {"layers": len(group.attentions) - len(unturned)} if scheme.per_layer else {}
@@ -112,7 +112,7 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None,
     return geometry
 
 
-def sizes(group: Group) -> dict[str, Any]:
+def model_sizes(group: Group) -> dict[str, Any]:
     """The numbers of a geometry that weights are made for."""
     stack, head = group.stack, _head_dim(group)
     return {
@@ -134,7 +134,7 @@ def _head_dim(group: Group) -> int:
     return int(config.hidden_size // config.num_attention_heads)
 
 
-def _on_scaled(
+def _start_on_scaled(
     rope: dict[str, Any], trained: int | None, existing: str | None, scheme: Scheme
 ) -> tuple[dict[str, Any], int | None]:
     """What to start from on a model whose RoPE is scaled already."""

@@ -70,12 +70,12 @@ def keys_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotation 
     if (
         LAYERS not in config.attribute_map
         and not hasattr(type(config), LAYERS)
-        and not (kind in CONVERTER.types(model_type) and _same(_converted(parameters, meant), meant))
+        and not (kind in CONVERTER.types(model_type) and _agrees(_frequencies_in_llama_cpp(parameters, meant), meant))
     ):
         keys[LAYERS] = 0
     if hasattr(type(config), THETA):  # which reads it by itself
         return keys
-    if kind in LEGACY.types(model_type) and _same(_legacy(parameters, meant, length), meant):
+    if kind in LEGACY.types(model_type) and _agrees(_frequencies_in_mlx(parameters, meant, length), meant):
         keys[THETA] = parameters[THETA]
         if kind != "default":
             keys[SCALING] = copy.deepcopy(dict(parameters))
@@ -93,36 +93,38 @@ def entries_for_none(config: Any) -> list[Entry]:
     return [] if hasattr(type(config), THETA) else [Entry(config, THETA, SEE)]
 
 
-Told = tuple[Sequence[float], float]
+Angles = tuple[Sequence[float], float]
 """Frequencies, and what cos and sin are multiplied by."""
 
 
-def _same(told: Told, meant: Rotation | None) -> bool:
+def _agrees(told: Angles, meant: Rotation | None) -> bool:
     frequencies, scaling = told
     wanted: Sequence[float] = meant.inv_freq if meant else [0.0] * len(frequencies)
     near = all(math.isclose(a, b, rel_tol=NEAR, abs_tol=1e-20) for a, b in zip(frequencies, wanted, strict=True))
     return near and math.isclose(scaling, meant.attention_scaling if meant else 1.0, rel_tol=NEAR)
 
 
-def _computed(parameters: Mapping[str, Any], meant: Rotation | None) -> Told:
+def _frequencies_in_transformers(parameters: Mapping[str, Any], meant: Rotation | None) -> Angles:
     if meant is None:
         return [0.0], 1.0
     assert parameters["rope_type"] in PRESENT
     return present_frequencies(parameters, 2 * len(meant.inv_freq))
 
 
-def _converted(parameters: Mapping[str, Any], meant: Rotation | None) -> Told:
+def _frequencies_in_llama_cpp(parameters: Mapping[str, Any], meant: Rotation | None) -> Angles:
     """As llama.cpp computes it: YaRN with its own betas, rounded, and its own attention factor."""
     if parameters["rope_type"] != "yarn":
-        return _computed(parameters, meant)
+        return _frequencies_in_transformers(parameters, meant)
     own = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": None}
-    return _computed({**_without_mscale(parameters), **own}, meant)
+    return _frequencies_in_transformers({**_without_mscale(parameters), **own}, meant)
 
 
-def _legacy(parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> Told:
+def _frequencies_in_mlx(parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> Angles:
     """As mlx-lm computes it: YaRN rounded, its attention factor from `mscale` alone; that of LongRoPE by formula."""
     kind = parameters["rope_type"]
-    frequencies, scaling = _computed({**parameters, "truncate": True} if kind == "yarn" else parameters, meant)
+    frequencies, scaling = _frequencies_in_transformers(
+        {**parameters, "truncate": True} if kind == "yarn" else parameters, meant
+    )
     if kind == "yarn":
         scaling = yarn_attention_factor(parameters["factor"])
         if "mscale" in parameters:

@@ -28,7 +28,7 @@ ARGUMENT = "attention_scaling"
 def own_temperature(stack: Stack, layers: Sequence[Any] | None = None) -> str | None:
     """What a stack, or some of its layers, multiplies queries by of its own, in words; None for nothing."""
     config = stack.config
-    if _told(stack):
+    if _is_told_a_scaling(stack):
         return f"the model's own ({config.model_type}), in layers without RoPE"
     if getattr(config, TUNING, None) and any(getattr(a, TUNING, None) for a in layers or stack.attentions):
         told = f"1 + {config.attn_scale:g} ln(1 + floor(n / {config.floor_scale:g}))"
@@ -40,7 +40,7 @@ def own_temperature(stack: Stack, layers: Sequence[Any] | None = None) -> str | 
     return None
 
 
-def _told(stack: Stack) -> bool:
+def _is_told_a_scaling(stack: Stack) -> bool:
     return any(ARGUMENT in argument_names(attention) for attention in stack.attentions)
 
 
@@ -56,10 +56,10 @@ def can_differ(stack: Stack) -> bool:
 
 def own_temperature_edits(stack: Stack, groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Edit]:
     """Takes away what the config of a stack switches on; `rope_parameters` are for `parameters_with_beta`."""
-    replaced = _replaced(groups, effects)
+    replaced = _layers_to_change(groups, effects)
     if not replaced:
         return []
-    if _told(stack):
+    if _is_told_a_scaling(stack):
         raise UnsupportedCell(
             f"This {stack.config.model_type!r} model has a temperature of its own, which cannot be taken away, and "
             "another one beside it was asked for. Leave temperature= out: the model's own stays in force."
@@ -71,7 +71,7 @@ def own_temperature_edits(stack: Stack, groups: Iterable[Group], effects: Mappin
     return [Swap(holder, TUNING, False) for holder in (*whole, *layers)]
 
 
-def _replaced(groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Any]:
+def _layers_to_change(groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Any]:
     """The layers that are to lose a temperature of their own."""
     return [layer for g in groups if effects[g.name].own_temperature is not None for layer in g.attentions]
 
@@ -90,7 +90,7 @@ def parameters_with_beta(
 def own_temperature_faults(stack: Stack, groups: Sequence[Group], effects: Mapping[str, Effect]) -> list[str]:
     """Where a temperature of the family's own is not what the patch left of it."""
     meant = {effects[group.name].own_temperature for group in groups}
-    replaced = _replaced(groups, effects)
+    replaced = _layers_to_change(groups, effects)
     live = own_temperature(stack, replaced) if replaced and meant <= {0.0, None} else None
     if live is not None:
         return [f"the model's own temperature is back ({live})"]

@@ -12,7 +12,7 @@ from ..schemes.plans import scheme_or_plan
 from .configs import places_to_patch
 from .edits import Edit
 from .embedders import length_edit
-from .live import journal_of, links, patchable
+from .patch_state import journal_of, links, model_to_patch
 from .plan import fit, plan
 from .records import Geometries
 from .untrained import warn_untrained
@@ -55,7 +55,7 @@ def patch_model(
     4. The scheme's effect on that geometry becomes a journal of edits, site by site (`plan`).
     5. The journal is applied, all of it or nothing (`edits`).
     """
-    inner = patchable(model)
+    inner = model_to_patch(model)
     before = journal_of(inner)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
     asked = scheme_or_plan(scheme, {**lengths, **options})
@@ -96,7 +96,7 @@ def unpatch_model(model: M) -> M:
 
     If it was moved or cast meanwhile, what comes back is moved and cast as well, as if it had never been away.
     """
-    journal = journal_of(patchable(model))
+    journal = journal_of(model_to_patch(model))
     if journal is None:
         raise PosencError("This model is not patched: there is nothing to undo. Its positions are its own.")
     if journal.final is not None:

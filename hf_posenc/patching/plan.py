@@ -15,12 +15,12 @@ from ..schemes import Scheme
 from ..schemes.plans import BY_LIST, Draft, Plan, SchemeOrDraft
 from .attention import attention_edits, refuse_several_positions
 from .config_plans import check_config_plan, config_plans_for, layer_list_edits
-from .edits import Edit, Hook, Journal, Swap
-from .grades import is_sealed
+from .edits import Edit, Hooks, Journal, Swap
+from .grades import is_sealed, refuse_lost_bias
 from .layer_plans import check_parts, divide_places, plan_on, plan_rotary_edits
 from .measure import measure
 from .own_temperature import own_temperature_edits
-from .records import Geometries, Record, original_values, outside_family, uses_layer_list
+from .records import Geometries, Record, original_values, outside_family
 from .rotary_site import rotary_edits
 from .seal import seal_edits
 from .sealed_rotary import sealed_rotary_edits
@@ -79,17 +79,19 @@ def plan(
     `effects`: what the scheme contributes, where that was computed before; its modules go into the model.
     `lost`: why the model's own table is no longer available.
     """
+    groups_of = {s: [g for g in where.groups if g.stack is s and g.name in geometries] for s in where.stacks}
     record = loaded or Record(scheme, geometries, original_values(where, scheme), outside_family(where.family))
-    effects = record.effects() if effects is None else effects
+    effects = scheme.effects(geometries) if effects is None else effects
     first = next(iter(effects.values()))
     if lost is not None and first.table is not None and first.table.reads_native:
         raise PosencError(f"{scheme.name!r} starts from the model's own table: {lost}.")
     reach = scheme.span(next(iter(geometries.values())))
     sealed = is_sealed(effects.values(), where.family)
+    for effect in effects.values():
+        refuse_lost_bias(effect, where.family)
     size = config_size(where, first, reach)
     edits: list[Edit] = [where.own_configs, *size_edits(where, first, size)]
-    for stack in where.stacks:
-        groups = [group for group in where.groups if group.stack is stack and group.name in effects]
+    for stack, groups in groups_of.items():
         if groups:
             refuse_several_positions(where, stack, effects)
             effect, geometry = effects[groups[0].name], geometries[groups[0].name]
@@ -107,7 +109,7 @@ def plan(
         edits += seal_edits(where)
         edits += [Swap(layer, "posenc_link", Link(None)) for layer in where.strangers]
     edits.append(Swap(where.model_config, "posenc", record.to_dict()))
-    edits.append(Hook(where.model, before_state_dict, before="state dict"))
+    edits.append(Hooks([where.model], before_state_dict, before="state dict"))
     journal = Journal(edits, final=LOST if loaded is not None and where.has_table else lost)
     edits.append(Swap(where.base, "posenc_journal", journal))
     return journal
@@ -120,7 +122,7 @@ def _rotary_edits(
     scheme, geometries = record.scheme, record.geometries
     if effects[groups[0].name].apart:
         return plan_rotary_edits(stack, groups, effects)
-    if uses_layer_list(record):
+    if isinstance(scheme, Plan) and scheme.by == BY_LIST:
         return layer_list_edits(stack, groups, effects, geometries, reach, record.original[BY_LIST])
     if sealed:
         return sealed_rotary_edits(stack, groups, effects)

@@ -73,7 +73,7 @@ def own_rope(group: Group) -> dict[str, Any]:
     return {"rope_type": "default", **copy.deepcopy(rope)}
 
 
-def unrelated_to_scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_to_keep(rope: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of rope parameters that a patch keeps, such as which part of a head rotates; and theta."""
     skipped = set(SCALING_KEYS)
     if rope.get("rope_type") == "proportional":  # there the part that rotates is the scaling
@@ -111,7 +111,7 @@ def sealed_parameters(stack: Stack, layer_types: Iterable[str]) -> Parameters:
 
     The other marks of a seal are enough: these are for who forces his way past all of them.
     """
-    unknown = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), "rope_type": SEALED} for t in layer_types}
+    unknown = {t: {**parameters_to_keep(rope_of(stack.config, t)), "rope_type": SEALED} for t in layer_types}
     return {} if isinstance(config_with(stack.config, unknown), str) else unknown
 
 
@@ -169,18 +169,18 @@ def with_temperature(stack: Stack, parameters: Parameters, rotations: Rotations)
     return new
 
 
-def _said(
+def _parameters_for(
     way: int, tempered: bool, group: Group, effect: Effect, geometry: Geometry, reach: Span
 ) -> dict[str, Any] | None:
     """The rope parameters that mean a group's rotation, in one of these ways; None where it does not go that way."""
-    rotation, noted = fixed_rotation(effect), _temperature(geometry.rope or {})
+    rotation, noted = fixed_rotation(effect), _temperature_keys(geometry.rope or {})
     if tempered and (not noted or (rotation and rotation.read_by_layers)):
         return None
-    kept = unrelated_to_scaling(rope_of(group.stack.config, group.layer_type))
+    kept = parameters_to_keep(rope_of(group.stack.config, group.layer_type))
     pinned = pinned_keys(kept)
     parameters: Mapping[str, Any] | None
     if way == len(UNROTATED):
-        parameters = _by_pairs(rotation, group, geometry, reach, pinned)
+        parameters = _longrope_parameters(rotation, group, geometry, reach, pinned)
     else:
         parameters = UNROTATED[way] if rotation is None else rotation.rope_parameters or {}
     if parameters is None or any(parameters.get(key, value) != value for key, value in pinned.items()):
@@ -188,7 +188,7 @@ def _said(
     return {**kept, **parameters, **(noted if tempered else {})}
 
 
-def _by_pairs(
+def _longrope_parameters(
     rotation: Rotation | None, group: Group, geometry: Geometry, reach: Span, pinned: dict[str, Any]
 ) -> dict[str, Any] | None:
     """A factor for each pair; None where some pairs do not rotate."""
@@ -202,7 +202,7 @@ def _by_pairs(
     return {**longrope_parameters(geometry, pairs, scaling, reach), **own, **pinned}
 
 
-def _temperature(rope: Mapping[str, Any]) -> dict[str, Any]:
+def _temperature_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
     """The keys from which layers have taken a temperature."""
     return {key: rope[key] for key in ("mscale_all_dim", "factor")} if rope.get("mscale_all_dim") else {}
 
@@ -238,7 +238,7 @@ def build_rotary(
     for tempered, way in product((False, True), range(len(UNROTATED) + 1)):
         parameters: Parameters = {}
         for group in groups:
-            said = _said(way, tempered, group, effects[group.name], geometries[group.name], reach)
+            said = _parameters_for(way, tempered, group, effects[group.name], geometries[group.name], reach)
             if said is not None:
                 parameters[group.layer_type] = said
         if len(parameters) < len(groups):
@@ -263,14 +263,14 @@ def _build(stack: Stack, rotations: Rotations, parameters: Parameters, extended:
     faults = [_misfit(site, new, rotations) for site, new in zip(stack.rotaries, modules, strict=True)]
     if any(faults):
         raise UnsupportedCell(next(filter(None, faults)))
+    for module in modules:
+        keep_frequencies(module, rotations)
     changes = changes_between(stack, stack.config, config)
     if changes and extended:
         raise UnsupportedCell(
             f"{first_change(changes)}, which is not what the scaling has that it extends; existing='replace' drops "
             "that first"
         )
-    for module in modules:
-        keep_frequencies(module, rotations)
     return Built(parameters, config, modules, changes)
 
 
@@ -358,7 +358,7 @@ def _layer_faults(stack: Stack, original: dict[str, Any] | None) -> list[str]:
     if original is not None:
         config.rope_parameters = copy.deepcopy(original)
     types = sorted({t for site in stack.rotaries for t in site.buffers})
-    plain = {t: {**unrelated_to_scaling(rope_of(config, t)), "rope_type": "default"} for t in types}
+    plain = {t: {**parameters_to_keep(rope_of(config, t)), "rope_type": "default"} for t in types}
     scaled = {t: {**rope, **SCALED} for t, rope in plain.items()}
     others = [copy.deepcopy(config), copy.deepcopy(config)]
     for other, new in zip(others, (plain, scaled), strict=True):

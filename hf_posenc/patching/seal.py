@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..compat.pytorch import SavableModule
+from ..errors import PosencError
 from ..families import Places
 from ..runtime.positions import SEAL
 from .edits import Swap
+from .records import Record
 
 NAME = "posenc_seal"
 MARKS: dict[str, Any] = {
@@ -57,11 +59,30 @@ def seal_faults(model: PreTrainedModel) -> list[str]:
     return [f"the base model has lost its {NAME!r}" if said else f"the scheme needs no {NAME!r}"]
 
 
-def sealed_config(raw: dict[str, Any]) -> bool:
+def is_sealed_config(raw: dict[str, Any]) -> bool:
     """Whether a config.json says that only this package can run its model."""
     return raw.get("attn_implementation") == SEAL
 
 
-def sealed_weights(names: Iterable[str]) -> bool:
-    """Whether a seal is among the names of weights, with the prefix of a base model or without."""
-    return any(NAME in name.split(".") for name in names)
+def has_seal(names: Iterable[str]) -> bool:
+    """Whether one of these names of weights is that of a seal, with the prefix of a base model or without."""
+    return NAME in {part for name in names for part in name.split(".")}
+
+
+def check_seal(where: str, raw: dict[str, Any], record: Record, names: Iterable[str]) -> bool:
+    """Whether the checkpoint is sealed. Raises where its config and its weights do not agree on that.
+
+    `names`: those of its weights.
+    """
+    said, found = is_sealed_config(raw), has_seal(names)
+    if said and not found and record.format > 1:
+        raise PosencError(
+            f"The weights in {where} lack their seal ({NAME}): they are not those that were saved with its "
+            "config.json, or another tool has rewritten them. Save or patch the original again."
+        )
+    if found and not said:
+        raise PosencError(
+            f"The weights in {where} are sealed, and its config.json has attn_implementation="
+            f"{raw.get('attn_implementation')!r}, which is no seal: they do not belong together."
+        )
+    return said

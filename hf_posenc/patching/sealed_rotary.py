@@ -21,10 +21,10 @@ from .rotary_site import (
     keep_frequencies,
     live_frequencies,
     module_edits,
+    parameters_to_keep,
     rope_of,
     rope_parameters_with,
     sealed_parameters,
-    unrelated_to_scaling,
     with_temperature,
 )
 
@@ -79,7 +79,7 @@ class OwnFrequencies:
 def refuse_temperature(stack: Stack, rotations: Rotations) -> None:
     """Raise where layers would read from a scheme's parameters what a sealed config does not tell them."""
     meant = {t: r.rope_parameters for t, r in rotations.items() if r is not None and r.rope_parameters}
-    new = {t: {**unrelated_to_scaling(rope_of(stack.config, t)), **rope} for t, rope in meant.items()}
+    new = {t: {**parameters_to_keep(rope_of(stack.config, t)), **rope} for t, rope in meant.items()}
     if with_temperature(stack, new, rotations) != new:
         raise UnsupportedCell(
             f"Attention of this {stack.config.model_type!r} model reads mscale_all_dim by itself, and this scheme is "

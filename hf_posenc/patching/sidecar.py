@@ -102,20 +102,20 @@ def write_adapter(
 ) -> None:
     """Write the scheme of a base model first, and then what makes a folder an adapter."""
     found = fingerprint(model) if weights is None else weights
-    held = four_bits_of(model)
+    held = four_bit_settings(model)
     more = {"base": found} if found else {}
     write_json(folder, FILE, {**model.config.posenc, **more, **({"quantization": held} if held else {})})
-    write_json(folder, ADAPTER, sealed_settings(settings))
+    write_json(folder, ADAPTER, seal_settings(settings))
 
 
-def four_bits_of(model: PreTrainedModel) -> dict[str, Any] | None:
+def four_bit_settings(model: PreTrainedModel) -> dict[str, Any] | None:
     """How bitsandbytes holds a base model's weights: on whole ones an adapter that was trained on these is another."""
     config: Any = getattr(model.config, "quantization_config", None)
     said: dict[str, Any] = {} if config is None else config if isinstance(config, dict) else config.to_dict()
     return said if said.get("quant_method") == "bitsandbytes" else None
 
 
-def sealed_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def seal_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The words of an `adapter_config.json` so that PEFT without this package refuses them."""
     if settings.get(KIND) == SEAL:
         return settings

@@ -18,10 +18,10 @@ def config_length(where: Places) -> int | None:
     length = getattr(where.config, where.family.length, None)
     if len(where.family.axes) > 1 or not isinstance(length, int) or isinstance(length, bool) or length <= 0:
         return None
-    return length - counted_rows(where)
+    return length - rows_before_positions(where)
 
 
-def counted_rows(where: Places) -> int:
+def rows_before_positions(where: Places) -> int:
     """What the config's length counts that are not positions."""
     return where.family.offset(where.config) if where.family.counted else 0
 
@@ -30,7 +30,7 @@ def config_size(where: Places, effect: Effect, reach: Span) -> Any:
     """What the config of a patched model says of its length, or of the size of its images."""
     if len(where.family.axes) == 1:
         kept = config_length(where) if where.has_table and isinstance(effect.table, OwnTable) else None
-        return max(reach.target, kept or 0) + counted_rows(where)
+        return max(reach.target, kept or 0) + rows_before_positions(where)
     given = effect.table.image_size if isinstance(effect.table, OwnGrid) else None
     return getattr(where.config, where.family.length) if given is None else given
 
@@ -48,18 +48,18 @@ def size_edits(where: Places, effect: Effect, size: Any) -> list[Edit]:
         flags[family.table_flag] = effect.table is not None or is_sealed([effect], family)
     edits += [Swap(config, flag, value) for flag, value in flags.items()]
     for stack in where.stacks:
-        edits += _noted_flags(stack, flags)
-        edits += _noted_sizes(stack, size) if stack.grid else []
+        edits += _module_flag_edits(stack, flags)
+        edits += _module_size_edits(stack, size) if stack.grid else []
     return edits
 
 
-def _noted_flags(stack: Stack, flags: dict[str, bool]) -> list[Edit]:
+def _module_flag_edits(stack: Stack, flags: dict[str, bool]) -> list[Edit]:
     """The flags of a config that modules have written down when they were built."""
     noted = ((module, flag) for module in stack.root.modules() for flag in flags)
     return [Swap(module, flag, flags[flag]) for module, flag in noted if isinstance(vars(module).get(flag), bool)]
 
 
-def _noted_sizes(stack: Stack, size: Any) -> list[Edit]:
+def _module_size_edits(stack: Stack, size: Any) -> list[Edit]:
     """The sizes that the embeddings of a vision model have written down."""
     height, width = sides(size)
     rows, columns = grid_size(size, stack.patch)
@@ -86,7 +86,7 @@ def size_faults(where: Places, effect: Effect, reach: Span, original: dict[str, 
     return []
 
 
-def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Geometry, reach: Span) -> Any:
+def checkpoint_size(family: Family, config: Any, effects: list[Effect], geometry: Geometry, reach: Span) -> Any:
     """The size that the table in a checkpoint was made for, as the config says sizes; None for what the file says.
 
     A sealed table has another size than the config says, so that whoever forces the seal is refused: no row, one too
@@ -94,7 +94,7 @@ def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Ge
     """
     sealed = is_sealed(effects, family)
     if len(family.axes) > 1:
-        return _side(stored_grid(geometry), geometry.patch) if sealed else None
+        return _side(checkpoint_grid(geometry), geometry.patch) if sealed else None
     counted, target = family.offset(config) if family.counted else 0, reach.target
     if any(isinstance(effect.table, OwnTable) for effect in effects):  # it keeps all its rows
         target = max(target, getattr(config, family.length) - counted)
@@ -102,7 +102,7 @@ def stored_size(family: Family, config: Any, effects: list[Effect], geometry: Ge
     return rows + counted
 
 
-def stored_grid(geometry: Geometry) -> tuple[int, ...]:
+def checkpoint_grid(geometry: Geometry) -> tuple[int, ...]:
     """Rows and columns of the table in a sealed checkpoint: not those that its config says."""
     return (2, 2) if geometry.grid == (1, 1) else (1, 1)
 

@@ -21,8 +21,8 @@ from ..families.places import Site, grid_size
 from ..runtime.grids import FLAG, GridReader, before_patches, resize_table
 from ..runtime.hooks import before_embeddings, before_first_layer, before_layers
 from ..runtime.positions import Link
-from .edits import Edit, Hook, Swap
-from .sizes import stored_grid
+from .edits import Edit, Hooks, Swap
+from .sizes import checkpoint_grid
 
 
 def live_table(stack: Stack) -> Any:
@@ -40,13 +40,13 @@ def table_edits(
         return _grid_edits(stack, stack.table, effect, geometry, size, sealed, loaded)
     edits: list[Edit] = []
     if stack.embeddings is not None:
-        edits.append(Hook(stack.embeddings, before_embeddings))
+        edits.append(Hooks([stack.embeddings], before_embeddings))
         edits.append(Swap(stack.embeddings, "posenc_offset", None if stack.family.makes_positions else stack.offset))
     assert not isinstance(effect.table, OwnGrid)
-    if stack.table is not None and _is_left_out(stack, stack.table, effect.table, sealed):
+    if stack.table is not None and _leaves_table_out(stack, stack.table, effect.table, sealed):
         edits.append(Swap(stack.table.owner, stack.table.name, None, beside=stack.weight))
     elif stack.table is not None:
-        module = _seated_table(stack, stack.table, effect.table, rows, sealed, loaded)
+        module = _replacement_table(stack, stack.table, effect.table, rows, sealed, loaded)
         follows = effect.rotation is not None and effect.rotation.follows_length
         if follows or effect.pattern is not None or effect.temperature is not None:
             module.notes = LastPositions()
@@ -56,14 +56,14 @@ def table_edits(
     return edits
 
 
-def _is_left_out(stack: Stack, site: Site, source: TableSource | None, sealed: bool) -> bool:
+def _leaves_table_out(stack: Stack, site: Site, source: TableSource | None, sealed: bool) -> bool:
     """Whether the model is left without a table, as its config can say."""
     if stack.family.table_flag is None:
         return False
     return (source is None and not sealed) or (site.module is None and isinstance(source, OwnTable))
 
 
-def _seated_table(
+def _replacement_table(
     stack: Stack, site: Site, source: TableSource | None, rows: int, sealed: bool, loaded: bool
 ) -> ReplacementTable:
     """A table to put in the place of the family's own one."""
@@ -120,9 +120,9 @@ def _first_layer_edits(stack: Stack, source: TableSource) -> list[Edit]:
     return [
         Swap(stack.root, "posenc_table", table),
         Swap(first, "posenc_link", Link(stack.root)),
-        Hook(first, before_first_layer),
+        Hooks([first], before_first_layer),
         Swap(stack.root, "posenc_layers", _path_of_layers(stack.root, first)),
-        Hook(stack.root, before_layers),
+        Hooks([stack.root], before_layers),
     ]
 
 
@@ -137,7 +137,7 @@ def _grid_edits(
 ) -> list[Edit]:
     """A table that the embeddings of a vision model read, at the size of each image."""
     source, like = effect.table, stack.weight.weight
-    edits: list[Edit] = [Hook(stack.embeddings, before_patches)]
+    edits: list[Edit] = [Hooks([stack.embeddings], before_patches)]
     if isinstance(source, OwnGrid):  # read and resized by the model's own code
         if not loaded:
             edits.append(Swap(site.owner, site.name, _own_grid(stack, site, source, geometry, size)))
@@ -147,7 +147,7 @@ def _grid_edits(
         edits.append(Swap(stack.root, "posenc_table", source.module(None, like)))
     if stack.family.table_flag and not sealed:
         return [*edits, Swap(site.owner, site.name, None, beside=stack.weight)]
-    rows, columns = stored_grid(geometry) if sealed else grid_size(size, stack.patch)
+    rows, columns = checkpoint_grid(geometry) if sealed else grid_size(size, stack.patch)
     # Nothing reads it: it is what checkpoints hold.
     blank = like.new_zeros(stack.offset + rows * columns, geometry.hidden_size)
     return [*edits, Swap(site.owner, site.name, _as_table(blank, site.module, trained=False))]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from ..errors import UntrainedWarning
 from ..families import FAMILIES, Family
 from ..schemes import SCHEMES, Scheme
-from .grades import KINDS, cell, cells
+from .grades import KINDS, cells, grade_or_reason
 
 
 def needs_training(scheme: Scheme | type[Scheme], family: Family) -> bool:
@@ -30,8 +31,8 @@ def training_needs() -> dict[str, str]:
 def ready_schemes(kind: str) -> list[str]:
     """The schemes that work without training on models whose own positions are of this kind."""
     family = FAMILIES.registered()[KINDS[kind]]
-    ready = [name for name, scheme in SCHEMES.items() if not needs_training(scheme, family)]
-    return sorted([name for name in ready if not cell(name, kind).startswith("refused")])
+    ready: list[tuple[str, Any]] = [(n, scheme) for n, scheme in SCHEMES.items() if not needs_training(scheme, family)]
+    return sorted([name for name, scheme in ready if not grade_or_reason(scheme, family).startswith("refused")])
 
 
 def warn_untrained(scheme: Scheme, family: Family, model_type: str) -> None:

@@ -110,7 +110,8 @@ class Scheme(CheckedOptions):
     """What queries are multiplied by; None leaves a temperature that the model has of its own."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "temperature", temperature_from(self.temperature))
+        if self.temperature is not None:
+            object.__setattr__(self, "temperature", temperature_from(self.temperature))
         for field in dataclasses.fields(self):
             if field.default is not None and getattr(self, field.name) is None:
                 raise PosencError(f"{field.name} cannot be None; leave it out for its default, {field.default!r}.")

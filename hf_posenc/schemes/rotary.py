@@ -37,21 +37,23 @@ class RescaledRope(RotaryScheme):
     rescales = True
 
     def effect(self, geometry: Geometry) -> Effect:
+        theta = self.theta(geometry)
         inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
         reach = self.span(geometry)
         assert reach.factor is not None
         scaled = self.rescale(inv_freq, reach.factor, reach.trained)
         attention = self.attention_factor_for(reach.factor, reach.trained)
+        told = self.read_by_layers() or None
         if geometry.rope is None or geometry.rope.get("rope_type", "default") == "default":
             written = self.rope_parameters(reach.factor, reach.trained, geometry)
-            parameters: dict[str, Any] | None = {"rope_theta": self.theta(geometry), **written}
+            parameters: dict[str, Any] | None = {"rope_theta": theta, **written}
         else:  # a RoPE that is scaled already
             parameters = longrope_parameters(geometry, scaled, attention * scaling, reach) if min(scaled) > 0 else None
         rotation = Rotation(
             inv_freq=scaled,
             attention_scaling=attention * scaling,
             rope_parameters=parameters,
-            read_by_layers=self.read_by_layers() or None,
+            read_by_layers=told,
         )
         return Effect(rotation=rotation)
 

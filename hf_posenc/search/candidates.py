@@ -11,9 +11,9 @@ import torch
 from ..core.effects import Geometry
 from ..errors import PosencError, UnsupportedModel
 from ..families import Places, places
-from ..patching.live import bare, is_patched
 from ..patching.measure import measure
 from ..patching.patch import patch_model, unpatch_model
+from ..patching.patch_state import is_patched, unwrap_model
 from ..schemes import Scheme
 
 CHANGING = ("dynamic", "longrope")
@@ -33,9 +33,9 @@ def geometry_of(model: Any, scheme: Scheme) -> Geometry:
 
 
 def _where(model: Any) -> Places:
-    if is_patched(bare(model)):
+    if is_patched(unwrap_model(model)):
         raise PosencError("A search starts from the model's own positions: call unpatch_model first.")
-    return places(bare(model))
+    return places(unwrap_model(model))
 
 
 class LiveRope:

@@ -21,8 +21,8 @@ from ..families import places
 from ..patching.configs import places_to_patch
 from ..patching.describe import describe
 from ..patching.lengths import trained_length
-from ..patching.live import bare, is_patched
 from ..patching.measure import measure
+from ..patching.patch_state import is_patched, unwrap_model
 from ..patching.plan import plan
 from ..patching.untrained import needs_training
 from ..schemes import SCHEMES
@@ -85,7 +85,7 @@ def recommend(
     `serve` names the runtime that must compute it right, `training=False` rules out what needs training. A winner is
     named only where error bars carry it. `tell` is told beforehand what measuring will take.
     """
-    inner = bare(model)
+    inner = unwrap_model(model)
     if is_patched(inner):
         raise PosencError("A recommendation starts from the model's own positions: call unpatch_model first.")
     if serve is not None and serve not in RUNTIMES:

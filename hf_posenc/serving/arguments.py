@@ -20,7 +20,7 @@ from ..families import places
 from ..models import model_path
 from ..patching.describe import Description, cell_of, describe
 from ..patching.grades import SEALED
-from ..patching.live import record_of
+from ..patching.patch_state import record_of
 from ..patching.sidecar import ADAPTER
 from .doctor.findings import WRONG
 from .gguf.header import read_header

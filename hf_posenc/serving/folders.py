@@ -12,14 +12,14 @@ from typing import Any
 
 from ..checkpoints.cards import is_ours
 from ..checkpoints.files import CONFIG, read_json
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..core.effects import Rotation
 from ..engines.kinds import LISTED, kind_of_rope
 from ..errors import PosencError, UnsupportedCell
 from ..models import model_path
 from ..patching.describe import describe
-from ..patching.live import record_of
 from ..patching.other_readers import SCALING, SEE, THETA, WRITTEN, keys_for_others
+from ..patching.patch_state import record_of
 from ..patching.records import section_of, uses_layer_list
 from ..schemes.frequencies import MSCALES
 from .external_runtimes import CT2, EXTERNAL_RUNTIMES

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.files import CONFIG
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..errors import MissingPackage, PosencError
 from ..models import model_path
 from ..patching.sidecar import ADAPTER

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.cards import front_matter, marked
+from ..checkpoints.cards import front_matter, mark_card
 from ..evaluation.measures.rows import Row
 from ..evaluation.report.markdown import table
 from ..evaluation.report.views import figure
@@ -111,7 +111,7 @@ def card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "",
     ]
     head = _front_matter(settings, "peft" if adapter else "transformers")
-    return marked(head, [*_run_facts(settings, facts), *lines, *_figures(settings, rows)])
+    return mark_card(head, [*_run_facts(settings, facts), *lines, *_figures(settings, rows)])
 
 
 def merged_card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
@@ -122,7 +122,7 @@ def merged_card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) 
         "",
     ]
     figures = _figures(settings, rows, "Figures are those of the adapter on its base, before it was merged. ")
-    return marked(_front_matter(settings, "transformers"), [*_run_facts(settings, facts), *lines, *figures])
+    return mark_card(_front_matter(settings, "transformers"), [*_run_facts(settings, facts), *lines, *figures])
 
 
 def _front_matter(settings: Settings, library: str) -> list[str]:

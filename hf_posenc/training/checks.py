@@ -18,7 +18,7 @@ from ..evaluation.measures.texts import Document
 from ..extras import missing_package
 from ..families import places
 from ..patching.describe import describe
-from ..patching.live import is_patched
+from ..patching.patch_state import is_patched
 from ..patching.records import Record
 from ..patching.sizes import config_length
 from .loss import LossHead, refuse_other_loss

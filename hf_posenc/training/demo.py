@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..evaluation.measures.rows import Row
 from ..evaluation.report import write
 from ..models import model_path

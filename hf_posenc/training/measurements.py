@@ -21,7 +21,7 @@ from ..evaluation.measures.retrieval import retrieval
 from ..evaluation.measures.rows import Row
 from ..evaluation.measures.texts import Document, bos_of, spread_windows, tokenized, window_ids
 from ..families import places
-from ..patching.live import is_patched
+from ..patching.patch_state import is_patched
 from ..patching.sizes import config_length
 from .rows import IGNORED
 from .settings import MeasureSettings

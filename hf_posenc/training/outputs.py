@@ -10,8 +10,8 @@ import torch
 from rich.markdown import Markdown
 
 from ..checkpoints.embedders import copy_embedder
-from ..checkpoints.merging import merge
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
+from ..checkpoints.merge import merge
 from ..evaluation.measures.rows import Row
 from ..evaluation.report import write
 from ..models import model_path

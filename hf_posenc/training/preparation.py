@@ -21,14 +21,14 @@ from transformers import (
     set_seed,
 )
 
-from ..checkpoints.save_load import load
+from ..checkpoints.load import load
 from ..errors import PosencError
 from ..evaluation.measures.needles import Retrieval, trials
 from ..evaluation.measures.texts import bos_of
 from ..models import model_path
 from ..patching.describe import describe
-from ..patching.live import is_patched, record_of
 from ..patching.patch import patch_model
+from ..patching.patch_state import is_patched, record_of
 from ..patching.records import Record
 from .contrastive import Pairs
 from .examples import READ, Examples, refuse_long, usable_examples, whole_examples

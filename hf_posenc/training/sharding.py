@@ -16,8 +16,8 @@ from torch.utils.data import IterableDataset
 
 from ..compat.models import attention_of
 from ..errors import PosencError
-from ..patching.live import links
 from ..patching.patch import set_rendering
+from ..patching.patch_state import links
 from ..runtime.attention_call import Call
 from ..runtime.positions import PREFIX
 from .loss import shift_labels

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import PosencError
 from ...patching.embedders import is_embedder
 from ...patching.lengths import reach
-from ...patching.live import bare
+from ...patching.patch_state import unwrap_model
 from .estimates import mean_and_error
 from .haystacks import Haystacks, haystacks
 from .needles import fit_text
@@ -45,10 +45,10 @@ class Pooled:
     pooling = MEAN
 
     def __init__(self, model: Any, tokenizer: Any):
-        if bare(model).config.is_encoder_decoder:
+        if unwrap_model(model).config.is_encoder_decoder:
             raise PosencError(
-                f"{type(bare(model)).__name__} has an encoder and a decoder, and what its embedding of a text is "
-                "cannot be told. Evaluate its encoder alone, or a SentenceTransformer of it."
+                f"{type(unwrap_model(model)).__name__} has an encoder and a decoder, and what its embedding of a "
+                "text is cannot be told. Evaluate its encoder alone, or a SentenceTransformer of it."
             )
         self.model, self.tokenizer, self.limit = model, tokenizer, reach(model)
 
@@ -60,7 +60,7 @@ class Pooled:
         ids = torch.tensor([[*row, *[filling] * (longest - len(row))] for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        states = bare(self.model).base_model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        states = unwrap_model(self.model).base_model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         weights = mask[..., None].float()
         return F.normalize((states * weights).sum(1) / weights.sum(1), dim=-1).cpu()
 

@@ -21,8 +21,8 @@ from transformers import DynamicCache, PreTrainedModel
 from ...compat.models import is_stateful
 from ...compat.pytorch import unwrap_compiled
 from ...errors import PosencError
-from ...patching.lengths import found_places
-from ...patching.live import bare, is_patched, links
+from ...patching.lengths import places_or_none
+from ...patching.patch_state import is_patched, links, unwrap_model
 
 CHUNK = 512
 """Tokens whose logits are held at once."""
@@ -60,7 +60,7 @@ def sliced_logits(
     end = ids.shape[1] - 1
     if step is not None and not cacheable(model):
         raise PosencError(
-            f"{type(bare(model)).__name__} cannot be read in parts over a cache exactly: leave step out."
+            f"{type(unwrap_model(model)).__name__} cannot be read in parts over a cache exactly: leave step out."
         )
     cache = DynamicCache() if step is not None else None
     for at in range(0, end, step or end):
@@ -77,7 +77,7 @@ class Pass:
 
     def __init__(self, model: Any, ids: Tensor, at: int = 0, cache: Any = None):
         self.model = unwrap_compiled(model)
-        self.inner = bare(model)
+        self.inner = unwrap_model(model)
         self.ids = ids.to(embedding(self.inner).device)
         self.given: dict[str, Any] = {"return_dict": True}
         if cache is not None:
@@ -149,7 +149,7 @@ class Pass:
 
 def cacheable(model: Any) -> bool:
     """Whether a text read in parts over a KV cache gives what a single pass does."""
-    inner = bare(model)
+    inner = unwrap_model(model)
     rope = getattr(inner.config, "rope_parameters", None) or {}
     if not is_patched(inner) and rope.get("rope_type") in ("dynamic", "longrope"):
         return False  # transformers' own leave keys in the cache that were rotated with old angles
@@ -186,12 +186,12 @@ def embedding(model: PreTrainedModel) -> Tensor:
 
 
 def vocabulary_of(model: Any) -> int:
-    return embedding(bare(model)).shape[0]
+    return embedding(unwrap_model(model)).shape[0]
 
 
 def refuse_not_causal(model: Any) -> None:
     """Raise for a model whose tokens see what comes after them, or which predicts none."""
-    inner = bare(model)
+    inner = unwrap_model(model)
     name = type(inner).__name__
     if inner.get_output_embeddings() is None or getattr(inner.config, "is_encoder_decoder", False):
         raise PosencError(
@@ -208,7 +208,7 @@ def refuse_not_causal(model: Any) -> None:
     changed = (before - after).abs().nan_to_num().amax(-1)[0]
     leak, own = float(changed[:-1].max()), float(changed[-1])
     rounding = 8 * torch.finfo(inner.dtype).eps * float(before.abs().nan_to_num().max())  # experts regroup tokens
-    where = found_places(inner)
+    where = places_or_none(inner)
     built = where is None or where.stacks[-1].causal
     if leak > 1e-4 * own + rounding or (leak and not built):
         raise PosencError(

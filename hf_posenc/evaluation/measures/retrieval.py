@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...errors import PosencError
-from ...patching.live import bare
+from ...patching.patch_state import unwrap_model
 from .losses import Pass, cacheable, forgets, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together
@@ -28,7 +28,7 @@ class Prompted:
     @torch.no_grad()
     def __init__(self, model: Any, ids: Tensor, step: int | None = None):
         self.model, self.ids, self.length = model, ids, ids.shape[1]
-        self.cache = DynamicCache() if cacheable(model) and not forgets(bare(model)) else None
+        self.cache = DynamicCache() if cacheable(model) and not forgets(unwrap_model(model)) else None
         size = step if step and self.cache is not None else self.length
         for at in range(0, self.length, size):  # in parts, where a pass would not fit into memory
             part = ids[:, at : at + size]
@@ -183,7 +183,7 @@ def _candidate_losses(
 
 def ends_of(model: Any) -> set[int]:
     """The tokens that end a text."""
-    inner = bare(model)
+    inner = unwrap_model(model)
     generation = getattr(inner, "generation_config", None)
     end = getattr(generation, "eos_token_id", None) or getattr(inner.config, "eos_token_id", None)
     return {end} if isinstance(end, int) else set(end or ())

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...errors import PosencError
-from ...patching.live import bare
+from ...patching.patch_state import unwrap_model
 from .estimates import mean_and_error
 from .losses import Pass, cacheable, refuse_broken
 from .perplexity import Progress, Reading, chunks, rows_together
@@ -114,7 +114,7 @@ def cut_apart(
 
 def refuse_unshiftable(model: Any) -> None:
     """Raise for models whose positions nobody outside them chooses."""
-    inner = bare(model)
+    inner = unwrap_model(model)
     taken = inspect.signature(inner.forward).parameters
     if not cacheable(model) or "position_ids" not in taken:
         raise PosencError(

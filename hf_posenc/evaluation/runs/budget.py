@@ -10,7 +10,7 @@ import torch
 from ...compat.models import attention_of
 from ...errors import PosencError
 from ...extras import require
-from ...patching.live import bare
+from ...patching.patch_state import unwrap_model
 
 GB = 2**30
 
@@ -43,7 +43,7 @@ def estimate(
     model: Any, rows: int, length: int, chunk: int, cached: bool = False, step: int | None = None
 ) -> Estimate:
     """Of passes over `rows` texts of `length` tokens, `step` at a time if given, from the sizes in the config."""
-    inner = bare(model)
+    inner = unwrap_model(model)
     config, size = inner.config.get_text_config(), inner.dtype.itemsize
     hidden, heads = config.hidden_size, config.num_attention_heads
     inside = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden

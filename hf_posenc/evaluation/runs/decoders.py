@@ -9,8 +9,8 @@ from typing import Any
 
 from ...errors import PosencError
 from ...patching.lengths import reach, refuse_beyond_reach, trained_length
-from ...patching.live import is_patched
 from ...patching.patch import unpatch_model
+from ...patching.patch_state import is_patched
 from ..measures.losses import refuse_not_causal, vocabulary_of
 from ..measures.needles import MAKERS, trials
 from ..measures.perplexity import (

@@ -11,8 +11,8 @@ from typing import Any
 from ...errors import PosencError
 from ...patching.embedders import is_embedder
 from ...patching.lengths import trained_length
-from ...patching.live import bare, is_patched
 from ...patching.patch import unpatch_model
+from ...patching.patch_state import is_patched, unwrap_model
 from ..measures.embeddings import PASSAGES, Chunked, Embedder, embed, embedder_of, embedding_retrieval, passages
 from ..measures.embeddings import similarity_rows as moved
 from ..measures.haystacks import haystacks
@@ -117,7 +117,7 @@ def prepare_corpus(
 
 def warn_of_decoder(model: Any) -> None:
     """Say that a model which predicts the next token has not been trained to embed texts."""
-    inner = bare(model)
+    inner = unwrap_model(model)
     if not is_embedder(model) and inner.can_generate() and not getattr(inner.config, "is_encoder_decoder", False):
         warnings.warn(
             f"{type(inner).__name__} predicts the next token and was hardly trained to embed texts: what is measured "
@@ -197,7 +197,7 @@ def compare_encoders(
     shared: Processes = ALONE,
 ) -> list[Row]:
     """The unpatched model, which cuts long texts, and every scheme; `chunked` among them averages over pieces."""
-    if hasattr(bare(model), "peft_config") or is_patched(model):
+    if hasattr(unwrap_model(model), "peft_config") or is_patched(model):
         raise PosencError("compare starts from an unpatched model without adapters; this one is patched or adapted.")
     model.eval()
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...extras import require
 from ...patching.describe import describe
-from ...patching.live import bare, is_patched
+from ...patching.patch_state import is_patched, unwrap_model
 from ..measures.perplexity import Progress
 from ..measures.rows import Row
 from .results import Results
@@ -28,7 +28,7 @@ class Job:
 
 
 def scheme_of(model: Any) -> str:
-    return describe(model).scheme if is_patched(bare(model)) else UNPATCHED
+    return describe(model).scheme if is_patched(unwrap_model(model)) else UNPATCHED
 
 
 def perform(model: Any, scheme: str, jobs: Sequence[Job], results: Results, bar: Progress) -> list[Row]:

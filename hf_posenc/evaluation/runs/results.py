@@ -13,7 +13,7 @@ import torch
 
 from ...compat.models import ORIGIN
 from ...errors import PosencError
-from ...patching.live import bare
+from ...patching.patch_state import unwrap_model
 from ..measures.processes import ALONE, Processes
 from ..measures.rows import Row
 from ..measures.texts import Document
@@ -39,7 +39,7 @@ def fingerprint(model: Any, tokenizer: Any, documents: Sequence[Document], optio
 
 def model_digest(model: Any) -> str:
     """Of the config and of a few values of every weight: cheap, and a trained step changes it."""
-    config = bare(model).config.to_dict()
+    config = unwrap_model(model).config.to_dict()
     for key in ORIGIN:
         config.pop(key, None)
     found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ...errors import PosencError
-from ...patching.live import bare, journal_of
+from ...patching.patch_state import journal_of, unwrap_model
 from ..measures.estimates import mean_and_error
 from ..measures.rows import Row
 
@@ -52,7 +52,7 @@ def counts(row: Row, trained: int) -> bool:
 @contextmanager
 def positions_undone(model: Any) -> Iterator[None]:
     """The model as it was before its patch, and without adapters, for a while."""
-    journal = journal_of(bare(model))
+    journal = journal_of(unwrap_model(model))
     assert journal is not None
     if journal.final is not None:
         raise PosencError(f"The patch cannot be undone: {journal.final}.")

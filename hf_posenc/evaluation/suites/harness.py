@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import PosencError, suggestion
 from ...extras import install_command, require
 from ...patching.lengths import refuse_beyond_reach
-from ...patching.live import bare
+from ...patching.patch_state import unwrap_model
 from ..measures.processes import ALONE, Processes
 from ..measures.retrieval import accuracy
 from ..measures.rows import Row
@@ -123,10 +123,10 @@ def refuse_divided_batches(batch_size: int, shared: Processes) -> None:
 
 
 def refuse_mute(model: Any) -> None:
-    if not bare(model).can_generate():
+    if not unwrap_model(model).can_generate():
         raise PosencError(
-            f"{type(bare(model)).__name__} does not generate, and these suites score what a model writes: give them a "
-            "causal language model. LongEmbed's tasks, 'lemb', are for encoders."
+            f"{type(unwrap_model(model)).__name__} does not generate, and these suites score what a model writes: "
+            "give them a causal language model. LongEmbed's tasks, 'lemb', are for encoders."
         )
 
 

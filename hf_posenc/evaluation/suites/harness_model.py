@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from transformers import PreTrainedModel
 
-from ...checkpoints.save_load import load
+from ...checkpoints.load import load
 from ...checkpoints.tokenizers import tokenizer_of
 from ...compat.harness import CountedLM
 from ...errors import PosencError, suggestion

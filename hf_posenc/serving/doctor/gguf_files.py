@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...checkpoints.files import CONFIG
 from ...engines.kinds import number
-from ...patching.seal import sealed_config
+from ...patching.seal import is_sealed_config
 from ...schemes.frequencies import yarn_frequencies
 from ..gguf.header import Header, read_floats, read_header
 from ..rotation import live_rotation
@@ -85,7 +85,7 @@ def stated_rotation(rotation: Rotation) -> str:
 @check("gguf", "frequencies")
 def frequencies(it: Gguf) -> Iterator[Finding]:
     """Against the model that the config beside it makes: whatever a converter has dropped shows here."""
-    if it.beside is None or sealed_config(it.beside.raw):
+    if it.beside is None or is_sealed_config(it.beside.raw):
         return
     theirs, live = rotation_of(it), live_rotation(it.beside.model())
     if live is None or theirs is None:
@@ -138,7 +138,7 @@ def theta_missing(it: Gguf) -> Iterator[Finding]:
 
 @check("gguf", "sealed source")
 def sealed_source(it: Gguf) -> Iterator[Finding]:
-    if it.beside is not None and sealed_config(it.beside.raw):
+    if it.beside is not None and is_sealed_config(it.beside.raw):
         text = "The checkpoint beside it can be computed by hf_posenc alone: this file holds something else."
         yield Finding(WRONG, text, "hf-posenc serve-args PATH --for llama.cpp names the nearest scheme that can.")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...checkpoints.save_load import refuse_unsealed
 from ...engines.kinds import number
 from ...errors import PosencError
 from ...families import family_of
 from ...patching.records import Record
-from ...patching.seal import sealed_config, sealed_weights
+from ...patching.seal import check_seal, has_seal, is_sealed_config
 from .findings import NOTE, SUSPICIOUS, WRONG, Finding, check
 from .reading import Checkpoint
 from .ropes import length_of, raw_ropes, theta_of, type_of
@@ -36,7 +35,7 @@ def seal_is_whole(it: Checkpoint) -> Iterator[Finding]:
         yield Finding(WRONG, str(error), "Fetch the weights again.")
         return
     if "posenc" not in it.raw:
-        if sealed_config(it.raw) or sealed_weights(names):
+        if is_sealed_config(it.raw) or has_seal(names):
             text = "The checkpoint is sealed and has lost its 'posenc' record: how it knew positions is not known."
             yield Finding(WRONG, text, ANEW)
         return
@@ -46,17 +45,17 @@ def seal_is_whole(it: Checkpoint) -> Iterator[Finding]:
         return  # the check of the record says it
     if names:
         try:
-            refuse_unsealed(str(it.folder), it.raw, record, names)
+            check_seal(str(it.folder), it.raw, record, names)
         except PosencError as error:
             yield Finding(WRONG, str(error), ANEW)
-    if sealed_config(it.raw) and record.format == 1:
+    if is_sealed_config(it.raw) and record.format == 1:
         text = "An earlier version sealed this checkpoint in its config alone: llama.cpp and MLX pass over that."
         yield Finding(SUSPICIOUS, text, f"hf-posenc reseal {it.folder}")
 
 
 @check("checkpoint", "only here")
 def only_here(it: Checkpoint) -> Iterator[Finding]:
-    if sealed_config(it.raw):
+    if is_sealed_config(it.raw):
         yield Finding(
             NOTE,
             "Only hf_posenc computes this scheme: no server for attention with positions of its own can run it.",
@@ -67,7 +66,7 @@ def only_here(it: Checkpoint) -> Iterator[Finding]:
 @check("checkpoint", "rows of the table")
 def rows_of_the_table(it: Checkpoint) -> Iterator[Finding]:
     family, length = family_of(it.raw.get("model_type")), length_of(it.section)
-    if family is None or not family.table or sealed_config(it.raw):
+    if family is None or not family.table or is_sealed_config(it.raw):
         return
     if len(family.axes) > 1:
         yield from _rows_for_patches(it, family.table)

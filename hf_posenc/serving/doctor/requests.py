@@ -12,7 +12,7 @@ from typing import Any
 from ...checkpoints.files import CONFIG
 from ...engines.kinds import kind_of_rope, number
 from ...errors import PosencError
-from ...patching.seal import sealed_config
+from ...patching.seal import is_sealed_config
 from .findings import NOTE, SUSPICIOUS, WRONG, Finding, check, findings
 from .reading import MOST, Checkpoint, read_checkpoint
 from .ropes import SCALED, length_of, original_of, raw_ropes, scaled, type_of
@@ -261,7 +261,7 @@ def draft(it: Request) -> Iterator[Finding]:
 
 @check("serving", "sealed model")
 def sealed(it: Request) -> Iterator[Finding]:
-    if "model" in it.models and sealed_config(it.models["model"].raw):
+    if "model" in it.models and is_sealed_config(it.models["model"].raw):
         yield Finding(
             WRONG,
             "The model can be computed by hf_posenc alone: a server refuses it.",

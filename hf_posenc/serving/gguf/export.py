@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.save_load import load
+from ...checkpoints.load import load
 from ...errors import PosencError
 from ...models import model_path
 from .. import llama_cpp

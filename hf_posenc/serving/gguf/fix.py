@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoints.save_load import load
+from ...checkpoints.load import load
 from ...errors import PosencError, UnsupportedModel
 from ...models import model_path
 from ...patching.describe import describe

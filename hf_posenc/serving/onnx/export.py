@@ -16,14 +16,14 @@ import torch
 
 from ...checkpoints.cards import is_ours
 from ...checkpoints.files import CONFIG, WEIGHTS, read_json
-from ...checkpoints.save_load import load
+from ...checkpoints.load import load
 from ...core.effects import FollowingRotation
 from ...errors import PosencError, UnsupportedCell
 from ...extras import require
 from ...models import model_path
 from ...patching.describe import describe
 from ...patching.grades import SEALED
-from ...patching.live import record_of
+from ...patching.patch_state import record_of
 from ...patching.seal import MARKS
 from ...schemes import SCHEMES
 from ..onnx_reader import FILE, READER

@@ -10,14 +10,14 @@ from typing import Any
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 
-from .cards import CARD, written_here
+from .cards import CARD, is_our_text
 from .files import INDEX, WEIGHTS
 
 ARGUMENTS = ("repo_id", "token", "private", "revision", "create_pr", "commit_message", "commit_description")
 """What transformers' `save_pretrained` takes beside `push_to_hub`."""
 
 
-def told_to_push(kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def take_push_arguments(kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Take out of the arguments of a save where it is to be pushed; None if nowhere."""
     if not kwargs.pop("push_to_hub", False):
         return None
@@ -42,7 +42,7 @@ def push(path: str | os.PathLike[str], names: Collection[str], where: dict[str, 
 
 def _card_may_go(api: HfApi, name: str) -> bool:
     try:
-        return written_here(Path(api.hf_hub_download(name, CARD)).read_text(encoding="utf-8"))
+        return is_our_text(Path(api.hf_hub_download(name, CARD)).read_text(encoding="utf-8"))
     except EntryNotFoundError:
         return True
     except UnicodeDecodeError:

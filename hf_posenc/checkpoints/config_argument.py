@@ -15,13 +15,11 @@ from ..patching.seal import MARKS
 NOT_OF_THE_MODEL = (*ORIGIN, "architectures", "auto_map", *MARKS, *WRITTEN)
 
 
-def values_of(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
+def arguments_from(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `load` that stand for a config of the checkpoint whose config.json is `raw`.
 
     Its scheme cannot be changed so, nor what lies in a section of a config.
     """
-    if config is None:
-        return {}
     kind = getattr(config, "model_type", None)
     if not isinstance(config, PreTrainedConfig) or kind != raw.get("model_type"):
         found = repr(kind) if isinstance(config, PreTrainedConfig) else f"a {type(config).__name__}"

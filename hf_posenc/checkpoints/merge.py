@@ -16,8 +16,9 @@ from ..patching.sidecar import ADAPTER
 from ..patching.sizes import config_length
 from .cards import MERGED, kept_card, write_card
 from .files import find
-from .save_load import load, write
-from .staging import refuse_target, staged
+from .load import load
+from .save import write
+from .staging import refuse_target, stage_files
 from .tokenizers import tokenizer_of
 
 
@@ -41,7 +42,7 @@ def merge(
     tokenizer = tokenizer_of(os.fspath(adapter), named)
     check_model(model)
     kept = kept_card(out)
-    with staged(out, kept=kept) as folder:
+    with stage_files(out, kept=kept) as folder:
         write(model, model, folder, False, {})
         if not kept:
             write_card(folder, named, MERGED)

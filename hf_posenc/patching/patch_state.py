@@ -17,7 +17,7 @@ from .embedders import inner_model
 from .records import Record
 
 
-def bare(model: Any) -> PreTrainedModel:
+def unwrap_model(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT or compiled one, or in a SentenceTransformer."""
     model = unwrap_compiled(model)
     if not isinstance(model, PreTrainedModel):
@@ -39,7 +39,7 @@ def refuse_strangers(model: Any) -> None:
         )
 
 
-def patchable(model: Any) -> PreTrainedModel:
+def model_to_patch(model: Any) -> PreTrainedModel:
     """The transformers model that is meant; raises if it cannot be patched."""
     inner: PreTrainedModel = model if isinstance(model, PreTrainedModel) else inner_model(model)
     refuse_unpatchable(inner)

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ..errors import UntrainedWarning
 from ..schemes import Shaw
-from .live import journal_of
 from .patch import patch_model
+from .patch_state import journal_of
 
 KEY = "position_embedding_type"
 KINDS = {"relative_key": False, "relative_key_query": True}
@@ -27,7 +27,7 @@ MODEL_TYPES = (
 FINAL = "this model's own positions are its relative keys, which plain transformers cannot run any more"
 
 
-def old_terms(said: Mapping[str, Any]) -> Shaw | None:
+def relative_keys_scheme(said: Mapping[str, Any]) -> Shaw | None:
     """The scheme that a config of transformers 4 asks for, where transformers 5 would pass over it."""
     if said.get(KEY) not in KINDS or said.get("model_type") not in MODEL_TYPES or "posenc" in said:
         return None
@@ -35,7 +35,7 @@ def old_terms(said: Mapping[str, Any]) -> Shaw | None:
     return Shaw(max_distance=most, relative_queries=KINDS[said[KEY]])
 
 
-def with_old_terms(model: PreTrainedModel, scheme: Shaw) -> PreTrainedModel:
+def patch_relative_keys(model: PreTrainedModel, scheme: Shaw) -> PreTrainedModel:
     """The model with room for them, as its own positions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWarning)
