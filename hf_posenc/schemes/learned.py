@@ -86,7 +86,7 @@ TRAINED = {
     "cyclic": first_rows,
     "hierarchical": first_rows,
 }
-"""For each way of resizing, which new rows are trained ones, bit for bit. `first_rows` leaves short texts unchanged."""
+"""For each way of resizing, which new rows are trained ones, bit for bit. `first_rows` keeps short texts unchanged."""
 
 
 @register_scheme

@@ -105,7 +105,7 @@ class Llama4(TemperatureKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Ministral(TemperatureKind):
-    """The temperature of Ministral 3, with the keys of its `rope_parameters`. Its length defaults to the trained one."""
+    """Ministral 3's temperature, with the keys of its `rope_parameters`. The length defaults to the trained one."""
 
     kind = "ministral"
     summary = "1 + beta ln(1 + floor(position / length))"

@@ -55,8 +55,8 @@ class ProjectedSinusoids(RelativeTerms):
 @dataclass(frozen=True, kw_only=True)
 class TransformerXL(Scheme):
     """Relative terms for any distance: queries are multiplied with projected sinusoids of the distance, and two
-    trained vectors with keys and with these sinusoids. Its memory of earlier segments corresponds to a cache. The parameters
-    are new and random: train them."""
+    trained vectors with keys and with these sinusoids. Its memory of earlier segments corresponds to a cache. The
+    parameters are new and random: train them."""
 
     name = "transformer_xl"
     summary = "sinusoids of the distance, against the query and a learned vector"
