@@ -243,7 +243,7 @@ def test_named_plans(name):
     "given, options, says",
     [
         ({0: "none", "first 2": "rope"}, {}, "Layer 0 is in two groups"),
-        ({7: "none"}, {}, "Layer 7 is none of the 2 layers"),
+        ({7: "none"}, {}, "7 is not a layer of this model"),
         ({"evry 4th": "none"}, {}, "selects no layers"),
         ({"every 4th": "none"}, {}, "selects none of the 2 layers"),
         ({0: "nnoe"}, {}, "Did you mean 'none'"),

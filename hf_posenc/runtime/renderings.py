@@ -356,6 +356,6 @@ def choose(request: Request, asked: str | None) -> Rendering:
         return RENDERINGS["blocks"]
     cpu = request.query.device.type == "cpu"
     names = [name for name in RENDERINGS if not (cpu and name == "flex")]
-    if request.trains:  # toeplitz has its own backward, which skips pairs whose weights are nearly zero
+    if request.trains:  # toeplitz has its own backward, which drops weights that are nearly zero
         names = ["toeplitz", *names]
     return next(RENDERINGS[name] for name in names if RENDERINGS[name].fits(request))

@@ -1,9 +1,9 @@
-"""One file per scheme. A file that is here is registered, exported, tested and listed unasked."""
+"""All schemes, one file each. A new file in this folder is registered, exported, tested and listed automatically."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-# Written out for type checkers and editors; a file that is not listed here is served all the same.
+# Listed for type checkers and editors only: the loop at the end imports files that are not listed here as well.
 from .alibi import Alibi
 from .axial_rope import AxialRope
 from .base import SCHEMES, Scheme, register_scheme, scheme_from

@@ -13,7 +13,8 @@ from .base import Scheme, register_scheme
 
 
 def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
-    """2^(-bias_max*h/n) for h = 1..n; for n that is no power of two, every second slope of 2n fills up."""
+    """2^(-bias_max*h/n) for h = 1..n. If n is not a power of two: those of the power of two below n, then every second
+    slope of twice that many heads."""
     power = 1 << (num_heads.bit_length() - 1)
     regular = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
     between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
@@ -21,7 +22,7 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 
 
 class LinearBias(DistanceBias):
-    """-slope * distance for every head, on both sides alike."""
+    """-slope * |distance|, with a slope for each head."""
 
     slopes: Tensor
 
@@ -35,7 +36,7 @@ class LinearBias(DistanceBias):
 
     @property
     def key_slopes(self) -> Tensor | None:
-        """Of keys that are not ahead: -m(i - j) and m*j differ by -m*i, which the softmax of row i does not see."""
+        """For keys not after the query: -m(i - j) and m*j differ by -m*i, which the softmax of row i ignores."""
         return self.slopes if self.causal else None
 
     def extra_repr(self) -> str:

@@ -17,14 +17,15 @@ from .frequencies import default_frequencies
 
 
 def axial_frequencies(head_dim: int, theta: float) -> Tensor:
-    """Per axis and pair, (2, head_dim / 2): x has the first half of the pairs, y the second."""
+    """The frequency of each pair for each axis, (2, head_dim / 2): x rotates the first half of pairs, y the rest."""
     part = torch.tensor(default_frequencies(head_dim // 2, theta))
     still = torch.zeros_like(part)
     return torch.stack([torch.cat([part, still]), torch.cat([still, part])])
 
 
 def mixed_frequencies(head_dim: int, theta: float, layers: int, heads: int, seed: int) -> Tensor:
-    """The axial ones with both axes rotated by an angle of each head of each layer: (layers, 2, heads, pairs)."""
+    """The axial frequencies with the axes turned by a random angle for each head of each layer: (layers, 2, heads,
+    pairs)."""
     generator = torch.Generator().manual_seed(seed)
     angle = torch.rand(layers, 1, heads, 1, generator=generator) * 2 * math.pi
     x, y = axial_frequencies(head_dim, theta)[:, None, None, None]
@@ -33,7 +34,7 @@ def mixed_frequencies(head_dim: int, theta: float, layers: int, heads: int, seed
 
 
 class AxialRotation(CoordinateRotation):
-    """Angles of the patches of an image, wherever they stand."""
+    """The angles of image patches, from their coordinates."""
 
     posenc_frequencies: Tensor
 
@@ -56,11 +57,11 @@ class AxialRotation(CoordinateRotation):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class AxialRope(Scheme):
-    """Rotates q and k by the column and the row of their patch; tokens that are no patches are not rotated.
+    """Rotates q and k by the column and the row of their patch. Tokens that are not patches are not rotated.
 
-    x rotates the first half of a head's channels and y the second, neighbours in pairs, with frequencies
-    rope_theta^(-4i/head_dim). `mixed` lets every head of every layer learn frequencies of its own, of both axes for
-    every pair; they start as the axial ones seen from an angle, random from `seed`.
+    x rotates the first half of a head's channels and y the second, as neighbouring pairs with frequencies
+    rope_theta^(-4i/head_dim). With `mixed` every head of every layer learns its own frequencies, for both axes and all
+    pairs. These start as the axial ones turned by a random angle (from `seed`).
     """
 
     name = "axial_rope"

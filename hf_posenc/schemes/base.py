@@ -1,4 +1,4 @@
-"""What every scheme shares: its options, their validation and how they are stored."""
+"""`Scheme`, the base class of all schemes: options, how they are checked and stored, and the registry of schemes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = re.compile("[a-z][a-z0-9_]*")
 
 
 def span(geometry: Geometry, target_length: int | None, factor: float | None) -> Span:
-    """The three numbers (trained, target, factor) from any two of them; contradictions raise."""
+    """The trained length, target length and factor from any two of them. Contradictions raise."""
     trained = geometry.trained_length
     if target_length is not None and target_length < trained:
         raise PosencError(
@@ -46,10 +46,10 @@ def span(geometry: Geometry, target_length: int | None, factor: float | None) ->
 
 
 def register_scheme(cls: S) -> S:
-    """Make a scheme known under its name to `patch_model`, `load`, the command line and the tests.
+    """Register a scheme under its name for `patch_model`, `load`, the command line and the tests.
 
-    From outside this package: decorate the class, and name its module in the entry points of your package, group
-    `hf_posenc.schemes`, under the scheme's name; or just import it before it is asked for.
+    In another package, decorate the class with this and declare its module as an entry point of the group
+    `hf_posenc.schemes` under the scheme's name. Without an entry point, import the module before using the scheme.
     """
     fault = _fault(cls)
     if fault is not None:
@@ -59,7 +59,7 @@ def register_scheme(cls: S) -> S:
 
 
 def _fault(cls: Any) -> str | None:
-    """What a class lacks to be a scheme."""
+    """Why a class cannot be a scheme; None if it can."""
     if not isinstance(cls, type) or not issubclass(cls, Scheme):
         return "it must be a class derived from hf_posenc.Scheme"
     params = vars(cls).get("__dataclass_params__")
@@ -77,37 +77,40 @@ def _fault(cls: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(CheckedOptions):
-    """A way to know positions. Options are checked when it is made; `effect` makes numbers of a model's geometry."""
+    """A position mechanism with its options, which are checked on creation.
+
+    `effect` says what it does to a model of a given geometry. The class attributes below declare what must be known
+    before there is a model.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     extends: ClassVar[bool] = False
-    """Whether the scheme is about reaching further than the trained length, and so needs to be told how far."""
+    """Whether it extends the context beyond the trained length, and so needs a target length or factor."""
     rescales: ClassVar[bool] = False
-    """Whether it starts from the frequencies that the model has, which may be scaled already."""
+    """Whether it starts from the model's present frequencies, which may already be scaled."""
     follows: ClassVar[bool] = False
-    """Whether its angles follow the length, so that it rotates queries and keys by itself."""
+    """Whether its angles depend on the length or on the pair, so that q and k are rotated inside attention."""
     adds_to_input: ClassVar[bool] = False
-    """Whether it speaks to all layers at once, through the input of the first."""
+    """Whether it adds vectors to the input of the first layer."""
     per_layer: ClassVar[bool] = False
-    """Whether it brings parameters for each layer, and so must know how many there are (`Geometry.layers`)."""
+    """Whether it has parameters for each layer, and so needs `Geometry.layers`."""
     axes: ClassVar[range] = ONE_AXIS
-    """How many axes of coordinates it knows: a text has one, an image two."""
+    """The numbers of coordinate axes that it supports: a text has one, an image two."""
     factor_reaches: ClassVar[bool] = True
-    """Whether `factor` says how far to reach, as `target_length` does."""
+    """Whether `factor` sets the target length."""
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Kinds of a model's own positions, as families name them, whose trained weights it goes on using; models with
-    other kinds must be trained before the scheme is any use to them."""
+    """The kinds of positions (as families name them) with which a model works under this scheme without training."""
     nearest: ClassVar[str | None] = None
-    """For a scheme that other runtimes cannot serve: one like it that they can."""
+    """For a scheme that other runtimes cannot run: the name of a similar one that they can."""
     example: ClassVar[Mapping[str, Any]] = {}
-    """Options under which it shows in a text of some thirty tokens: those of the tests' tiny models."""
+    """Options with which it has an effect on a text of about thirty tokens, for tests on tiny models."""
 
     target_length: int | None = None
     trained_length: int | None = None
     factor: float | None = None
     temperature: TemperatureKind | Mapping[str, Any] | str | None = None
-    """What queries are multiplied by; None leaves a temperature that the model has of its own."""
+    """Multiplies queries. None keeps a temperature that the model's own code applies."""
 
     def __post_init__(self) -> None:
         if self.temperature is not None:
@@ -119,11 +122,11 @@ class Scheme(CheckedOptions):
         self._check_number("factor", least=1.0)
 
     def effect(self, geometry: Geometry) -> Effect:
-        """What the scheme contributes to each site of a model; `axes` says which models it is asked about."""
+        """What the scheme does at each site of a model. Called only for models with a supported number of axes."""
         raise NotImplementedError
 
     def effect_on(self, geometry: Geometry) -> Effect:
-        """`effect`, checked: the scheme knows as many axes as the model has, and does what its class declares."""
+        """`effect` with its temperature, after checks: the axes are supported, and the class declares what it does."""
         self.refuse_other_axes(geometry.axes)
         effect = self.effect(geometry)
         self.refuse_undeclared(effect)
@@ -133,26 +136,26 @@ class Scheme(CheckedOptions):
         return add_temperature(effect, self.temperature, geometry, self.span(geometry))
 
     def effects(self, geometries: Mapping[str, Geometry]) -> dict[str, Effect]:
-        """What it contributes to each group of layers; with modules of its own each time."""
+        """The effect on each group of layers, each with its own modules."""
         made = {name: self.part(name).effect_on(geometry) for name, geometry in geometries.items()}
         return {name: dataclasses.replace(effect, apart=self.apart) for name, effect in made.items()}
 
     def part(self, group: str) -> Scheme:
-        """The scheme of a group of layers: itself, but for a plan."""
+        """The scheme of a group of layers. Only a plan has different ones."""
         return self
 
     @property
     def has_temperature(self) -> bool:
-        """Whether a temperature was asked for, in any layer."""
+        """Whether a temperature was requested for any layer."""
         return self.temperature is not None
 
     @property
     def apart(self) -> bool:
-        """Whether layers are treated differently, so that each needs work of its own."""
+        """Whether layers that share the model's angles are patched differently, as in most plans."""
         return False
 
     def refuse_other_axes(self, axes: int) -> None:
-        """Raise where tokens stand at other coordinates than the scheme counts."""
+        """Raise if the scheme does not support coordinates with this number of axes."""
         if axes not in self.axes:
             able = sorted(name for name, cls in SCHEMES.items() if axes in cls.axes)
             raise UnsupportedCell(
@@ -161,11 +164,11 @@ class Scheme(CheckedOptions):
             )
 
     def theta(self, geometry: Geometry) -> float | None:
-        """The base of the frequencies that it rotates with, or leaves as they are; None where nothing rotates."""
+        """The theta of the frequencies that it uses or keeps; None if nothing rotates."""
         return float(geometry.rope["rope_theta"]) if geometry.rope else None
 
     def span(self, geometry: Geometry) -> Span:
-        """How far this scheme takes the model; raises where the scheme needs to be told and was not."""
+        """The trained and the target length. Raises if the scheme needs a target and none was given."""
         found = span(geometry, self.target_length, self.factor)
         if self.extends and found.factor is None:
             raise PosencError(
@@ -175,28 +178,28 @@ class Scheme(CheckedOptions):
         return found
 
     def ranges(self, geometry: Geometry) -> dict[str, Range]:
-        """The options that a search may tune on this model, with the values that make sense for it; {} for none."""
+        """The options that a search may tune on this model, with their ranges; {} for none."""
         return {}
 
     def refuse_undeclared(self, effect: Effect) -> None:
-        """Raise where the class keeps quiet about what its effect does: that is asked before there is an effect."""
+        """Raise if the class does not declare what its effect does. Others read declarations before effects."""
         follows = effect.rotation is not None and effect.rotation.follows_length
         adds = effect.table is not None and not isinstance(effect.table, OwnTable)
         for declared, does in (("follows", follows), ("adds_to_input", adds)):
             if does and not getattr(self, declared):
                 raise PosencError(
-                    f"The scheme {self.name!r} does not declare what its effect does: {declared} = True belongs into "
-                    f"the class {type(self).__name__}."
+                    f"The scheme {self.name!r} does not declare what its effect does: add {declared} = True to the "
+                    f"class {type(self).__name__}."
                 )
 
     def options(self) -> dict[str, Any]:
-        """The options that were given, as JSON can hold them."""
+        """The options that are not None, as values for JSON."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {k: _json_value(v) for k, v in given.items() if v is not None}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Scheme:
-        """The scheme with these options; an unknown one is an error that names the nearest."""
+        """The scheme with these options. The error about an unknown option suggests the closest one."""
         known = [f.name for f in dataclasses.fields(cls)]
         for key in options:
             if key not in known:
@@ -206,14 +209,14 @@ class Scheme(CheckedOptions):
 
 
 def _json_value(value: Any) -> Any:
-    """A value of an option as JSON holds it."""
+    """The value of an option for JSON."""
     if isinstance(value, TemperatureKind):
         return value.options()
     return list(value) if isinstance(value, tuple) else value
 
 
 def scheme_from(scheme: str | Scheme, options: Mapping[str, Any]) -> Scheme:
-    """A scheme from its name and options, or the object itself."""
+    """A scheme from its name and options; a scheme object is returned unchanged."""
     if isinstance(scheme, str):
         return SCHEMES[scheme].from_options({k: v for k, v in options.items() if v is not None})
     if isinstance(scheme, Scheme):

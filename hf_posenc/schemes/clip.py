@@ -1,6 +1,6 @@
-"""RoPE without its slowest pairs: those of which training has not seen a whole wave, or so many as are named.
+"""RoPE without its slowest pairs: those that do not finish a wave within the trained length, or a given number.
 
-The cut of FoPE (Hua et al. 2024) and HoPE (Chen et al. 2024), and, with a number of pairs and tapered, CoPE's (2026).
+FoPE (Hua et al. 2024) and HoPE (Chen et al. 2024) stop slow pairs; CoPE (2026) fades out a given number of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .rotary import RotaryScheme
 
 
 def clip_frequencies(inv_freq: Frequencies, pairs: int, taper: bool) -> Frequencies:
-    """The last pairs at 0, or fading to 0 as (1 + cos t)/2 does from t = 0 at the first of them to pi at the last."""
+    """Set the last `pairs` frequencies to 0. With `taper` multiply them by (1 + cos t)/2 instead, where t goes from 0
+    at the first of them to pi at the last."""
     first = len(inv_freq) - pairs
 
     def share(i: int) -> float:
@@ -29,7 +30,7 @@ def clip_frequencies(inv_freq: Frequencies, pairs: int, taper: bool) -> Frequenc
 
 
 def count_unfinished(inv_freq: Frequencies, length: int) -> int:
-    """How many of the slowest pairs have waves longer than a text."""
+    """The number of slowest pairs whose waves are longer than the text."""
     whole = [2 * math.pi / f <= length if f > 0 else False for f in inv_freq]
     return len(whole) - max((i + 1 for i, seen in enumerate(whole) if seen), default=0)
 
@@ -37,8 +38,11 @@ def count_unfinished(inv_freq: Frequencies, length: int) -> int:
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Clip(RotaryScheme):
-    """Pairs that rotate too slowly to finish a wave within the trained length do not rotate at all. `pairs` names how
-    many of the slowest instead (CoPE: 20 of 64), and `taper` fades them out instead of cutting them off."""
+    """Stops the rotation of pairs that do not finish a wave within the trained length.
+
+    `pairs` gives the number of slowest pairs to stop instead (CoPE: 20 of 64). `taper` fades them out instead of
+    stopping them.
+    """
 
     name = "clip"
     summary = "RoPE without its slowest pairs, cut off or faded out"
@@ -58,7 +62,7 @@ class Clip(RotaryScheme):
         inv_freq, scaling = base_frequencies(geometry, self.rope_theta)
         pairs = count_unfinished(inv_freq, geometry.trained_length) if self.pairs is None else self.pairs
         if pairs > len(inv_freq):
-            raise PosencError(f"pairs={pairs} of this model cannot be clipped: it has {len(inv_freq)}.")
+            raise PosencError(f"pairs={pairs} is more than the {len(inv_freq)} pairs that this model rotates.")
         left = clip_frequencies(inv_freq, pairs, self.taper)
         rotation = Rotation(
             inv_freq=left, attention_scaling=scaling, rope_parameters=self._rope_parameters(geometry, left, pairs)
@@ -66,7 +70,8 @@ class Clip(RotaryScheme):
         return Effect(rotation=rotation)
 
     def _rope_parameters(self, geometry: Geometry, left: Frequencies, pairs: int) -> dict[str, Any] | None:
-        """The cut as transformers would write it: it knows one of plain RoPE that rotates whole heads."""
+        """The same as `rope_parameters`; None if transformers has none for it. Its "proportional" RoPE fits only plain
+        RoPE that rotates whole heads."""
         theta, dim = self.theta(geometry), geometry.rotary_dim
         if geometry.rope is not None and geometry.rope.get("rope_type", "default") != "default":
             return None
@@ -74,7 +79,7 @@ class Clip(RotaryScheme):
             return {"rope_type": "default", "rope_theta": theta}
         if dim != geometry.head_dim:
             return None
-        for channels in (2 * (dim // 2 - pairs), 2 * (dim // 2 - pairs) + 1):  # quotients are rounded
+        for channels in (2 * (dim // 2 - pairs), 2 * (dim // 2 - pairs) + 1):  # as transformers rounds the quotient
             portion = channels / dim
             if proportional_frequencies(dim, theta, portion, 1.0) == left:
                 return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": portion}

@@ -14,10 +14,10 @@ from .pattern import TwoPositionScheme
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Dca(TwoPositionScheme):
-    """True distances within a chunk of `chunk` tokens; keys of older chunks at distances below the trained length.
+    """True distances within a chunk of `chunk` tokens, and distances below the trained length to earlier chunks.
 
-    Across the border to the chunk before, the nearest `local_window` keys keep their true distance. `chunk` is three
-    quarters of the trained length unless given, and `local_window` the rest of it. Without training.
+    The nearest `local_window` keys in the chunk before keep their true distance. `chunk` defaults to three quarters of
+    the trained length, and `local_window` to the rest of it. Needs no training.
     """
 
     name = "dca"

@@ -1,4 +1,4 @@
-"""DeBERTa (He et al. 2020, v3 2021): content meets position and position meets content, in buckets of distances."""
+"""DeBERTa (He et al. 2020, v3 2021): queries times vectors of distances, and keys times vectors of distances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Scheme, register_scheme
 
 
 def log_bucket(distance: Tensor, buckets: int, most: int) -> Tensor:
-    """Signed buckets: half of them hold one distance each, the rest grow with its logarithm up to `most`."""
+    """Signed buckets of distances: half of them hold one distance each, the others are logarithmic up to `most`."""
     middle = buckets // 2
     size = distance.abs().clamp(min=1)
     octaves = torch.log(size.double() / middle) / math.log((most - 1) / middle)
@@ -24,8 +24,8 @@ def log_bucket(distance: Tensor, buckets: int, most: int) -> Tensor:
 
 
 class Disentangled(RelativeTerms):
-    """q K(d) + k Q(-d) beside q k, d the bucket of `query - key`, all over sqrt(3); K and Q are projections, of each
-    layer, of one table of vectors for buckets."""
+    """(q k + q K(d) + k Q(-d)) / sqrt(3), where d is the bucket of `query - key`. K and Q are projections, different
+    in each layer, of one table with a vector per bucket."""
 
     follows_dtype = ("table", "to_key", "to_query")
 
@@ -49,7 +49,7 @@ class Disentangled(RelativeTerms):
             return rows[apart.clamp(-self.most, self.most) + self.most]
 
         def projected(by_head: Tensor) -> Tensor:
-            # Not `@`, which multiplies heads in another order, and rounds otherwise, where a factor is trained.
+            # Not `@`: with a trained factor it multiplies heads in another order, and rounds differently.
             return self.table.expand(len(by_head), -1, -1).bmm(by_head.mT)
 
         return Terms(
@@ -69,8 +69,8 @@ class Disentangled(RelativeTerms):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Deberta(Scheme):
-    """Disentangled attention: a query meets the vector of a distance, and a key that of the way back. Buckets are
-    those of its second version. The parameters are new and start random: train them."""
+    """Disentangled attention: a query is multiplied with the vector of a distance, and a key with that of the negative
+    distance. Buckets are those of DeBERTa v2. The parameters are new and random: train them."""
 
     name = "deberta"
     summary = "learned vectors for buckets of distances, against queries and keys"

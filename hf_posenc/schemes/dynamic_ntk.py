@@ -1,4 +1,4 @@
-"""Dynamic NTK scaling, without state."""
+"""Dynamic NTK scaling, computed for each query and without state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .rotary import RotaryScheme
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class DynamicNtk(RotaryScheme):
-    """NTK scaling that grows with what a query sees: none up to the trained length L, then 1 + factor*(l/L - 1).
+    """NTK scaling that grows with the length l that a query sees: 1 up to the trained length L, then
+    1 + factor*(l/L - 1).
 
-    `factor` is head-room, as transformers' key of that name: 1 stretches by just what is needed. Lengths past the
-    trained one count in steps of `step` tokens (a sixteenth of it unless given), since a pass
-    over new text rotates all keys once for each step; step=1 follows every token.
+    `factor` is that of transformers' "dynamic" RoPE: 1 stretches by exactly l/L. Past L the scaling changes every
+    `step` tokens (default L/16), because a pass over new text rotates all keys once for each step. step=1 changes it
+    at every token.
     """
 
     name = "dynamic_ntk"

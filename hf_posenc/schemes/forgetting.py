@@ -1,7 +1,8 @@
 """Forgetting: FoX (Lin et al. 2025) and CABLE (Veisi et al. 2025).
 
-Each token says, by its hidden state, how much of what came before it is forgotten; what lies between a query and a key
-adds up. Behind a causal mask a row of scores has no use for the query's own sum, so that one number per key is left.
+A gate, computed from each token's hidden state, says how much of the earlier text is forgotten there. The bias of a
+query and a key is the sum of the gates between them. Under a causal mask the softmax ignores the query's own sum, so
+that one number per key is enough.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ..errors import UnsupportedCell
 from .base import Scheme, register_scheme
 
 START = 0.01
-"""What is forgotten over the trained length at first, as a logarithm: a hundredth."""
+"""Before training, the gates over the trained length add up to this logarithm: about one percent is forgotten."""
 
 
 class Forgetting(ContentBias):
-    """The logarithm of what a token leaves of the past, for each layer and head: -softplus(sign * (w x + b))."""
+    """Gates for each layer and head: the logarithm of what a token keeps of the past, -softplus(sign * (w x + b))."""
 
     def __init__(self, geometry: Geometry, sign: int, constant: float, std: float, seed: int):
         super().__init__()
@@ -45,8 +46,8 @@ class Forgetting(ContentBias):
 
 @dataclass(frozen=True, kw_only=True)
 class ForgettingScheme(Scheme):
-    """`constant` is what the gates of all heads start at; unless it is given, next to nothing is forgotten at first
-    and the model starts as one without positions. `std`: of the weights at first; 0 for gates that are all alike."""
+    """`constant` is the initial b of all gates. By default almost nothing is forgotten at first, and the model starts
+    like one without positions. `std` is the standard deviation of the initial w; with 0 all gates start equal."""
 
     per_layer = True
     sign: ClassVar[int]
@@ -64,7 +65,8 @@ class ForgettingScheme(Scheme):
     def effect(self, geometry: Geometry) -> Effect:
         if not geometry.causal:
             raise UnsupportedCell(
-                f"{self.name!r} adds up what is forgotten from a key to a later query, and this model is an encoder."
+                f"{self.name!r} sums gates from a key to a later query, and in this model, an encoder, queries see "
+                "later keys as well. Use 'alibi' or 't5'."
             )
         start = math.log(math.expm1(START / geometry.trained_length)) * self.sign
         constant = start if self.constant is None else float(self.constant)
@@ -74,7 +76,7 @@ class ForgettingScheme(Scheme):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Fox(ForgettingScheme):
-    """The forgetting transformer: each token keeps sigmoid(w x + b) of the past, for each layer and head. The
+    """The forgetting transformer: at each token, sigmoid(w x + b) of the past is kept, for each layer and head. The
     parameters are new: train them."""
 
     name = "fox"
@@ -86,8 +88,8 @@ class Fox(ForgettingScheme):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Cable(ForgettingScheme):
-    """Context-aware biases: each token adds softplus(w x + b) to the penalty on all that came before it. FoX with the
-    sign of its gates changed; the authors have no b, which is here so that nothing is forgotten at first."""
+    """Context-aware biases: each token adds softplus(w x + b) to the penalty on all earlier keys. It is FoX with the
+    opposite sign in its gates. The authors have no b; here it lets training start with almost no penalty."""
 
     name = "cable"
     summary = "learned penalty that each token adds to all before it"

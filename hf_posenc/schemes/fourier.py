@@ -14,7 +14,7 @@ from .sinusoidal import FREQUENCIES, GAUSSIAN, LAYOUTS, LOG, SinusoidTable, log_
 
 
 def gaussian_frequencies(size: int, axes: int, sigma: float, seed: int) -> Tensor:
-    """Normal numbers with standard deviation sigma, in radians per step: (axes, pairs)."""
+    """Random frequencies with standard deviation sigma, in radians per token or patch: (axes, pairs)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(axes, size // (2 * axes), generator=generator) * sigma
 
@@ -22,10 +22,10 @@ def gaussian_frequencies(size: int, axes: int, sigma: float, seed: int) -> Tenso
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Fourier(Scheme):
-    """Adds sin and cos of the position to the input, along one axis or several, an equal part of the channels each.
+    """Adds sin and cos of the position to the input. Each axis has an equal share of the channels.
 
-    `frequencies`: "log" (those of `sinusoidal`, from `base`), "gaussian" (random, from `seed`, with standard deviation
-    `sigma` in radians per token or patch) or "learned" (trained, and "log" at first).
+    `frequencies` is "log" (those of `sinusoidal`, from `base`), "gaussian" (random, from `seed`, with standard
+    deviation `sigma` in radians per token or patch) or "learned" (trained, starting as "log").
     """
 
     name = "fourier"
@@ -49,7 +49,7 @@ class Fourier(Scheme):
         self._check_seed("seed")
 
     def values(self, size: int, axes: int) -> Tensor:
-        """The frequencies of each axis, (axes, pairs); those that are learned start so."""
+        """The frequencies of each axis, (axes, pairs); learned ones start with these."""
         refuse_odd(size, axes)
         if self.frequencies == GAUSSIAN:
             return gaussian_frequencies(size, axes, self.sigma, self.seed)

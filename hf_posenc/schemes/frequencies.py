@@ -1,7 +1,7 @@
 """The maths of rotary frequencies, on plain numbers.
 
-A frequency is what one pair of channels rotates by from a token to the next, in radians. Every rescaling is a map
-from a model's present frequencies to new ones, so that it applies to a model that is scaled already.
+A frequency is the angle, in radians, by which a pair of channels rotates from one token to the next. Every rescaling
+maps a model's present frequencies to new ones, so that it also works on a model that is already scaled.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ def default_frequencies(dim: int, theta: float) -> Frequencies:
 
 
 def linear_frequencies(inv_freq: Sequence[float], factor: float) -> Frequencies:
-    """All pairs slowed alike: positions squeezed into the trained range."""
+    """All frequencies divided by the factor, which squeezes positions into the trained range."""
     return tuple(f / factor for f in inv_freq)
 
 
 def ntk_weights(pairs: int) -> Frequencies:
-    """How much of the stretch each pair takes: the first none, the last all of it."""
+    """The share of the stretch that each pair takes: none for the first, all of it for the last."""
     return tuple(i / (pairs - 1) if pairs > 1 else 0.0 for i in range(pairs))
 
 
 def ntk_frequencies(inv_freq: Sequence[float], alpha: float) -> Frequencies:
-    """What raising theta by alpha^(d/(d-2)) does: the last pair is slowed by alpha, the first not at all."""
+    """The frequencies after theta is multiplied by alpha^(d/(d-2)): the last pair slows by alpha, the first not."""
     return tuple(f * alpha**-w for f, w in zip(inv_freq, ntk_weights(len(inv_freq)), strict=True))
 
 
 def covering_alpha(inv_freq: Sequence[float], factor: float, length: int) -> float:
     """The alpha that stretches every wave longer than `length` by at least `factor`.
 
-    Pair i of n takes alpha^(i/(n-1)) of the stretch, so that the fastest of those waves decides.
+    Pair i of n is stretched by alpha^(i/(n-1)), so that the fastest of these waves decides.
     """
     first = next((i for i, f in enumerate(inv_freq) if f * length < 2 * math.pi), len(inv_freq) - 1)
     return float(factor ** ((len(inv_freq) - 1) / max(first, 1)))
 
 
 def ntk_theta(theta: float, alpha: float, dim: int) -> float:
+    """The theta whose plain frequencies are `ntk_frequencies`."""
     return float(theta * alpha ** (dim / (dim - 2)))
 
 
@@ -55,7 +56,7 @@ def pair_index(inv_freq: Sequence[float], turns: float, length: int) -> float:
     logs = [math.log(f) for f in inv_freq if f > 0]
     if len(logs) < 2:
         return 0.0
-    # Frequencies fall; the first piece that goes below the wanted one holds the index, the outer ones extrapolate.
+    # Frequencies fall: the first segment that ends below the wanted one has the index. Outer segments extrapolate.
     i = next((i for i in range(len(logs) - 2) if logs[i + 1] <= wanted), len(logs) - 2)
     slope = logs[i + 1] - logs[i]
     return i + (wanted - logs[i]) / slope if slope else float(i)
@@ -64,9 +65,9 @@ def pair_index(inv_freq: Sequence[float], turns: float, length: int) -> float:
 def yarn_frequencies(
     inv_freq: Sequence[float], factor: float, length: int, beta_fast: float, beta_slow: float, truncate: bool
 ) -> Frequencies:
-    """Pairs that turn more than beta_fast times within `length` are kept, those below beta_slow slowed by factor.
+    """Keep pairs that turn more than beta_fast times within `length`; slow those below beta_slow turns by factor.
 
-    The ramp between is linear in the pair's index, as in the authors' code, not in its turns, as in their paper.
+    Between them the ramp is linear in the pair's index, as in the authors' code, and not in turns as in their paper.
     """
     low, high = pair_index(inv_freq, beta_fast, length), pair_index(inv_freq, beta_slow, length)
     if truncate:
@@ -79,7 +80,7 @@ def yarn_frequencies(
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """What cos and sin are multiplied by, so that attention stays as sharp over more tokens."""
+    """The factor for cos and sin that keeps attention sharp over more tokens."""
 
     def scale(m: float) -> float:
         return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -92,7 +93,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 def llama3_frequencies(
     inv_freq: Sequence[float], factor: float, length: int, low_freq_factor: float, high_freq_factor: float
 ) -> Frequencies:
-    """Waves longer than length/low are slowed by factor, shorter than length/high kept, between them mixed."""
+    """Slow waves longer than length/low by factor, keep those shorter than length/high, and interpolate between."""
 
     def scaled(f: float) -> float:
         turns = length * f / (2 * math.pi)
@@ -112,7 +113,7 @@ def longrope_attention_factor(factor: float, length: int) -> float:
 
 
 def proportional_frequencies(dim: int, theta: float, portion: float, factor: float) -> Frequencies:
-    """The fastest `portion` of the pairs rotates as ever, the others not at all."""
+    """Plain frequencies divided by the factor for the fastest `portion` of the pairs, and 0 for the others."""
     rotating = int(portion * dim // 2)
     return tuple(f / factor if i < rotating else 0.0 for i, f in enumerate(default_frequencies(dim, theta)))
 
@@ -149,8 +150,8 @@ def _llama3(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
 def _longrope(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
     if rope["short_factor"] != rope["long_factor"]:
         raise UnsupportedCell(
-            "The model's own RoPE is 'longrope', whose angles change with the length: nothing can be laid on top of "
-            "it. Pass existing='replace' to start again from the RoPE that it was trained with first."
+            "The model's own RoPE is 'longrope', whose angles change with the length, and cannot be scaled further. "
+            "Pass existing='replace' to start again from the RoPE that it was trained with first."
         )
     length = rope["original_max_position_embeddings"]
     given = rope.get("attention_factor")
@@ -171,34 +172,34 @@ PRESENT = {
     "longrope": _longrope,
     "proportional": _proportional,
 }
-"""How each `rope_type` of a model that we meet is read."""
+"""The function that reads each `rope_type` of `rope_parameters`: (frequencies, attention factor)."""
 
 
 def present_frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
-    """The frequencies and the attention scale that a model's own `rope_parameters` stand for."""
+    """The frequencies and the attention factor that a model's own `rope_parameters` describe."""
     kind = rope.get("rope_type", "default")
     if not isinstance(kind, str) or kind not in PRESENT:
         raise UnsupportedCell(
-            f"The model's own RoPE is of type {kind!r}; what can be extended is: {', '.join(PRESENT)}. "
-            "Pass existing='replace' to start again from plain RoPE with the model's theta."
+            f"The model's own RoPE is of type {kind!r}, which cannot be scaled further. Supported: "
+            f"{', '.join(PRESENT)}. Pass existing='replace' to start again from plain RoPE with the model's theta."
         )
     try:
         return PRESENT[kind](rope, dim)
     except PosencError:
         raise
-    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # numbers that no model means
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # malformed numbers
         raise PosencError(
-            f"The frequencies of the model's own {kind!r} RoPE cannot be found ({type(error).__name__}: {error}) from "
-            f"its rope_parameters: {dict(rope)}. Correct the config."
+            f"The frequencies of the model's own {kind!r} RoPE cannot be computed ({type(error).__name__}: {error}) "
+            f"from its rope_parameters: {dict(rope)}. Correct the config."
         ) from None
 
 
 MSCALES = ("short_mscale", "long_mscale")
-"""Where vLLM reads the attention factor of a `longrope`."""
+"""The keys in which vLLM reads the attention factor of a `longrope`."""
 
 
 def longrope_parameters(geometry: Geometry, inv_freq: Sequence[float], scaling: float, reach: Span) -> dict[str, Any]:
-    """Any fixed set of frequencies as `rope_parameters`: `longrope`, one list for short and long, never switches."""
+    """Any fixed frequencies as `rope_parameters`: a `longrope` with one list of factors for all lengths."""
     assert geometry.rope is not None
     theta = float(geometry.rope["rope_theta"])
     plain = default_frequencies(2 * len(inv_freq), theta)
@@ -216,7 +217,7 @@ def longrope_parameters(geometry: Geometry, inv_freq: Sequence[float], scaling: 
 
 
 def rotary_dim(geometry: Geometry) -> int:
-    """The channels to rotate; raises where they do not come in pairs."""
+    """The number of channels to rotate; raises if it is not even."""
     if geometry.rotary_dim % 2 or geometry.rotary_dim < 2:
         raise UnsupportedCell(
             f"RoPE rotates channels in pairs, and this model's heads have {geometry.rotary_dim}: an even number "
@@ -226,7 +227,7 @@ def rotary_dim(geometry: Geometry) -> int:
 
 
 def refuse_degenerate(geometry: Geometry) -> None:
-    """Scalings that treat fast and slow pairs differently need some of both, and a length to tell them apart."""
+    """Raise if there are too few pairs, or too short a length, to tell fast pairs from slow ones."""
     if rotary_dim(geometry) < 4 or geometry.trained_length < 2:
         raise UnsupportedCell(
             "This scaling needs at least two pairs of channels to rotate and a trained length of 2; this model's "
@@ -235,7 +236,7 @@ def refuse_degenerate(geometry: Geometry) -> None:
 
 
 def base_frequencies(geometry: Geometry, rope_theta: float | None = None) -> tuple[Frequencies, float]:
-    """What a rescaling starts from: the model's own frequencies, or plain RoPE where it has none."""
+    """The frequencies and attention factor to rescale: the model's own, or those of plain RoPE if it has none."""
     dim = rotary_dim(geometry)
     if geometry.rope is None:
         return default_frequencies(dim, rope_theta or 10_000.0), 1.0

@@ -1,4 +1,4 @@
-"""Learned tables: the family's own one resized, or a new one."""
+"""Learned position tables: the family's own one, resized, or a new one. Each way of resizing is a function here."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from .base import Scheme, register_scheme
 
 
 def linear_rows(table: Tensor, rows: int) -> Tensor:
-    """Row p is the table read at p * len(table) / rows; the last piece is continued straight."""
+    """Row p is the table interpolated linearly at p * len(table) / rows; beyond its end it is extrapolated."""
     i, t = _places(table, rows)
     return torch.lerp(table[i], table[i + 1], t)
 
 
 def cubic_rows(table: Tensor, rows: int) -> Tensor:
-    """As linear, through a Catmull-Rom spline; the rows before the first and after the last continue its ends."""
+    """Like `linear_rows`, with a Catmull-Rom spline, for which the table is extrapolated by a row at both ends."""
     i, t = _places(table, rows)
     ends = torch.cat([2 * table[:1] - table[1:2], table, 2 * table[-1:] - table[-2:-1]])
     a, b, c, d = (ends[i + k] for k in range(4))
     made = b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
     kept = stretched_rows(len(table), rows)
-    made[kept] = table[_numbers(table, rows)[kept] * len(table) // rows]  # equal already but for rounding
+    made[kept] = table[_numbers(table, rows)[kept] * len(table) // rows]  # removes rounding errors
     return made
 
 
 def grouped_rows(table: Tensor, rows: int) -> Tensor:
-    """Neighbours share a row, p read as p // factor (LongEmbed's grouped positions)."""
+    """Neighbouring positions share a row: p reads row p // factor (LongEmbed's grouped positions)."""
     return table[_numbers(table, rows) * len(table) // rows]
 
 
 def cyclic_rows(table: Tensor, rows: int) -> Tensor:
-    """The table over and over: Longformer's start, and LongEmbed's recurrent positions."""
+    """The table repeated (Longformer's initialization, LongEmbed's recurrent positions)."""
     return table[_numbers(table, rows) % len(table)]
 
 
 def hierarchical_rows(table: Tensor, rows: int, alpha: float) -> Tensor:
-    """Row i*n + j is alpha*u_i + (1 - alpha)*u_j, u chosen so that the first n rows are the table's own (Su 2020)."""
+    """Row i*n + j is alpha*u_i + (1 - alpha)*u_j, u such that the first n rows are the table (Su 2020)."""
     n = len(table)
     u = (table - alpha * table[:1]) / (1 - alpha)
     p = _numbers(table, rows)
     made = alpha * u[p // n] + (1 - alpha) * u[p % n]
-    made[:n] = table[:rows]  # equal already but for rounding
+    made[:n] = table[:rows]  # removes rounding errors
     return made
 
 
 def first_rows(length: int, rows: int) -> Tensor:
-    """Which of the rows are the table's own where these come first."""
+    """Which new rows equal rows of the table, if these come first."""
     return torch.arange(rows) < length
 
 
 def stretched_rows(length: int, rows: int) -> Tensor:
-    """Which of the rows are the table's own where these were moved apart."""
+    """Which new rows equal rows of the table, if these were spread evenly."""
     return torch.arange(rows) * length % rows == 0
 
 
@@ -66,7 +66,7 @@ def _numbers(table: Tensor, rows: int) -> Tensor:
 
 
 def _places(table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The row of the table before each new one, and how far past it that stands; whole numbers, so as not to round."""
+    """For each new row the table's row before it, and its distance past that. Integers avoid rounding."""
     where = _numbers(table, rows) * len(table)
     i = torch.div(where, rows, rounding_mode="floor").clamp(max=max(len(table) - 2, 0))
     return i, ((where - i * rows).to(table.dtype) / rows)[:, None]
@@ -86,18 +86,17 @@ TRAINED = {
     "cyclic": first_rows,
     "hierarchical": first_rows,
 }
-"""By way of resizing, which rows are trained ones, bit for bit; with `first_rows` short texts read what they did."""
+"""For each way of resizing, which new rows are trained ones, bit for bit. `first_rows` keeps short texts unchanged."""
 
 
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Learned(Scheme):
-    """The family's own table resized to the target, or a new random one (normal, seeded) where it has none.
+    """The family's own table, resized to the target length, or a new random one (normal, seeded) if it has none.
 
-    `cyclic` (LongEmbed's recurrent positions) and `hierarchical` keep the trained rows as they are; `linear`, the
-    default, `cubic` and `grouped` move them apart, so that short texts are read otherwise as well. On images the grid
-    of patches is resized bicubically to that of `image_size` (pixels), and each image that has another size gets it
-    resized by the model's own code.
+    `cyclic` (LongEmbed's recurrent positions) and `hierarchical` keep the trained rows in place. `linear` (the
+    default), `cubic` and `grouped` spread them, which changes short texts as well. On images the grid of patches is
+    resized bicubically to that of `image_size` (pixels). For an image of another size the model's own code resizes it.
     """
 
     name = "learned"
@@ -115,35 +114,43 @@ class Learned(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.resize == "recurrent":
-            raise PosencError("Recurrent positions, the table over and over, are resize='cyclic' here.")
+            raise PosencError("resize='recurrent' is called 'cyclic' here. Give resize='cyclic'.")
         if self.resize is not None:
             self._check_choice("resize", tuple(RESIZE))
         self._check_count("image_size")
         self._check_number("alpha", above=0.0, most=0.999)
         self._check_seed("seed")
         if self.alpha == 0.5:
-            raise PosencError("alpha=0.5 would give positions i*n + j and j*n + i the same vector; take 0.4.")
+            raise PosencError(
+                "alpha=0.5 would give positions i*n + j and j*n + i the same vector. Give another, as 0.4."
+            )
 
     def effect(self, geometry: Geometry) -> Effect:
         if geometry.axes > 1:
             return Effect(table=self._own_grid(geometry))
         if self.image_size is not None:
-            raise PosencError("image_size is for vision models; on text give target_length.")
+            raise PosencError(
+                "image_size is for vision models, and this model reads text. Give target_length instead."
+            )
         rows, length = self.span(geometry).target, geometry.trained_length
         if self.resize == "hierarchical" and rows > length**2:
             raise PosencError(
-                f"resize='hierarchical' makes at most {length}**2 = {length**2} rows, and {rows} are wanted."
+                f"resize='hierarchical' makes at most {length}**2 = {length**2} rows, and {rows} are needed. Give a "
+                "smaller target, or another resize=."
             )
         return Effect(table=_Source(self, geometry))
 
     def _own_grid(self, geometry: Geometry) -> OwnGrid:
         if self.resize is not None:
-            raise PosencError(f"resize={self.resize!r} is for text; grids of patches are resized bicubically.")
+            raise PosencError(
+                f"resize={self.resize!r} is for text, and grids of patches are always resized bicubically. Leave "
+                "resize out."
+            )
         (height, width), (rows, columns) = geometry.patch, geometry.grid
         if height != width or rows != columns:
             raise UnsupportedCell(
-                f"A model's own code takes its table for a square grid of square patches when it resizes it, and this "
-                f"one has {rows} rows and {columns} columns of patches of {height} x {width} pixels. Use 'fourier' "
+                "Models resize their own table as a square grid of square patches, and this one has "
+                f"{rows} rows and {columns} columns of patches of {height} x {width} pixels. Use 'fourier' "
                 "with learned frequencies, or 'axial_rope'."
             )
         if self.image_size is not None and self.image_size < height:
@@ -175,7 +182,7 @@ class _Source:
         return ~TRAINED[self.scheme.resize or "linear"](self.geometry.trained_length, rows)
 
     def restore(self, native: nn.Embedding | None, like: Tensor) -> nn.Module:
-        if native is None:  # its weights come with those of the model
+        if native is None:  # its weights are loaded with those of the model
             return self.module(None, like)
         weight = native.weight.detach()
         return LearnedTable.from_pretrained(weight, freeze=False)
@@ -184,8 +191,8 @@ class _Source:
         length = self.geometry.trained_length
         if length > len(table):
             raise PosencError(
-                f"trained_length={length} is more than the {len(table)} rows of the model's own table; it can only "
-                "be less."
+                f"trained_length={length} is more than the {len(table)} rows of the model's own table. Give at most "
+                f"{len(table)}."
             )
         if length < 2:
             raise PosencError("A table of one row cannot be resized: the model must have been trained at 2 or more.")

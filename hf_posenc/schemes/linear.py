@@ -15,7 +15,7 @@ from .rotary import RescaledRope
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Linear(RescaledRope):
-    """Squeezes positions into the trained range: every pair is slowed by `factor`."""
+    """Divides all positions by `factor`, which brings them into the trained range."""
 
     name = "linear"
     summary = "RoPE, positions divided by the factor"

@@ -17,7 +17,8 @@ from .rotary import RescaledRope
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Llama3(RescaledRope):
-    """Slows waves longer than the trained length by `factor`, keeps those below a quarter of it, mixes between."""
+    """Slows waves longer than the trained length by `factor`, keeps those below a quarter of it, and interpolates
+    between."""
 
     name = "llama3"
     summary = "RoPE, long waves interpolated"

@@ -1,4 +1,4 @@
-"""LongRoPE (Ding et al. 2024): one factor per pair, another set past the trained length."""
+"""LongRoPE (Ding et al. 2024): one factor per pair, with another list of factors past the trained length."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from .rotary import RotaryScheme
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class LongRope(RotaryScheme):
-    """Divides pair i by short_factor[i] while a query sees no more than the trained length, by long_factor[i] after.
+    """Divides frequency i by short_factor[i] while a query sees at most the trained length, and by long_factor[i] past
+    it.
 
-    The lists come from a search over the model at hand (`hf-posenc search`). Without them short is 1 and long is
-    YaRN's map, a common start of that search. With one list for both the angles do not depend on the length, and other
-    runtimes can read them from the config.
+    The lists come from a search on the model (`hf-posenc search`). By default the short factors are 1 and the long
+    ones those of YaRN, a common start of that search. If both lists are equal, the angles do not depend on the length,
+    and other runtimes can read them from the config.
     """
 
     name = "longrope"
@@ -68,7 +69,7 @@ class LongRope(RotaryScheme):
             scaling *= longrope_attention_factor(reach.factor, reach.trained)
         else:
             scaling *= float(self.attention_factor)
-        if short == long:  # nothing changes at the border, and transformers' own says the same
+        if short == long:  # nothing changes at the border: transformers' own longrope gives the same
             parameters = longrope_parameters(geometry, long, scaling, reach) if geometry.rope is not None else None
             return Effect(rotation=Rotation(inv_freq=long, attention_scaling=scaling, rope_parameters=parameters))
         return Effect(rotation=self._rotation(short, long, scaling, reach.trained))
@@ -84,6 +85,7 @@ class LongRope(RotaryScheme):
             return default
         if len(given) != len(default):
             raise PosencError(
-                f"{name} has {len(given)} numbers and this model rotates {len(default)} pairs: one number a pair."
+                f"{name} has {len(given)} numbers, and this model rotates {len(default)} pairs. Give one number for "
+                "each pair."
             )
         return tuple(given)

@@ -12,7 +12,8 @@ from .base import Scheme, register_scheme
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class NoPositions(Scheme):
-    """Every site neutral (NoPE). A decoder still learns order from its causal mask; an encoder sees a bag of words."""
+    """Removes all positions (NoPE). A decoder can still learn order from its causal mask; an encoder sees a bag of
+    words."""
 
     name = "none"
     keeps = ("none",)

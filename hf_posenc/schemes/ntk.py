@@ -1,4 +1,4 @@
-"""NTK-aware scaling: a larger theta."""
+"""NTK-aware scaling: RoPE with a larger theta."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .rotary import RescaledRope
 class Ntk(RescaledRope):
     """Raises theta so that the slowest pair is slowed by `alpha` and the fastest not at all.
 
-    `alpha` is the factor unless given, as published. The pairs between are slowed by less, so that the model falls
-    short of the target: by how much depends on its theta (a LLaMA trained at 256 holds to half of a fourfold target).
-    `alpha="cover"` takes what it needs for every wave longer than the trained length to be stretched by the factor.
+    `alpha` defaults to the factor, as published. Pairs between are slowed by less, so that the model falls short of
+    the target. How far it gets depends on its theta (a LLaMA trained at 256 reaches half of a fourfold target).
+    `alpha="cover"` is the smallest alpha that stretches every wave longer than the trained length by the factor.
     """
 
     name = "ntk"

@@ -1,4 +1,4 @@
-"""Checks of options, for whatever has some: a frozen dataclass calls these when it is made."""
+"""Checks of options for schemes and temperatures: frozen dataclasses that call these in `__post_init__`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import math
 from ..errors import PosencError, suggestion
 
 LARGEST = 10**12
-"""No length, factor or theta is larger; powers of what is below stay within a float."""
+"""The largest allowed number. Powers of smaller ones, as schemes compute them, do not overflow a float."""
 
 
 def is_finite_number(value: object) -> bool:
-    """Whether a value is a number that maths can be done with (bool is not)."""
+    """Whether a value is a finite int or float (bool is not)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an int that is too large for a float
         return False
 
 
 def short_repr(value: object) -> str:
-    """A value as an error message shows it."""
+    """The repr of a value, shortened for an error message."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a very large whole number"
     return text if len(text) <= 200 else text[:200] + "..."
 
 
 class CheckedOptions:
-    """What options can be asked. None passes wherever it is a default."""
+    """Checks that a class with options can call. The value None passes."""
 
     def _check_count(self, *names: str) -> None:
         for name in names:

@@ -1,4 +1,4 @@
-"""What the schemes share that change which keys are seen, or how far away they seem."""
+"""Base classes of schemes that change which keys are seen, or at which distances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .temperature import Log
 
 @dataclass(frozen=True, kw_only=True)
 class PatternScheme(Scheme):
-    """`logit_scaling` is an older name of `temperature="log"`."""
+    """A scheme with a pattern. `logit_scaling=True` is the old way to write `temperature="log"`."""
 
     rescales = True
 
@@ -44,7 +44,7 @@ class PatternScheme(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPositionScheme(PatternScheme):
-    """Rotates q and k by itself, with other positions for near and far keys; made for models with RoPE."""
+    """For models with RoPE: rotates q and k inside attention, with different positions for near and far keys."""
 
     follows = True
     keeps = ("RoPE",)
@@ -52,8 +52,8 @@ class TwoPositionScheme(PatternScheme):
     def effect(self, geometry: Geometry) -> Effect:
         if geometry.rope is None:
             raise UnsupportedCell(
-                f"{self.name!r} changes the distances that a RoPE is told, and this model has none. 'window' and "
-                "'sparse' work here."
+                f"{self.name!r} changes the distances by which RoPE rotates, and this model has no RoPE. Use 'window' "
+                "or 'sparse'."
             )
         inv_freq, scaling = base_frequencies(geometry)
         rotation = LateRotation(inv_freq=inv_freq, attention_scaling=scaling)
@@ -61,12 +61,14 @@ class TwoPositionScheme(PatternScheme):
 
     def refuse_encoder(self, geometry: Geometry) -> None:
         if not geometry.causal:
-            raise UnsupportedCell(f"{self.name!r} follows a text that grows, and this model is an encoder.")
+            raise UnsupportedCell(
+                f"{self.name!r} needs a causal model, and this one is an encoder. Use 'rerope' or 'self_extend'."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleScheme(PatternScheme):
-    """Leaves the model's own positions as they are, and changes only which keys are seen."""
+    """Keeps the model's own positions, and changes only which keys are seen."""
 
     keeps = ("RoPE", "table", "none")
 
@@ -79,4 +81,5 @@ class VisibleScheme(PatternScheme):
 
 
 def round_up(number: float) -> int:
+    """`math.ceil`, which ignores rounding errors just above a whole number."""
     return math.ceil(number - 1e-9)

@@ -1,7 +1,8 @@
 """Plans: a scheme for each group of layers.
 
-`{"every 4th": "none", "rest": ("window", {"window": 4096})}`, the same as one text, `"every 4th: none; rest: window
-window=4096"`, or the name of a plan that papers follow. Layers that no group names keep the model's own positions.
+A plan is a mapping, `{"every 4th": "none", "rest": ("window", {"window": 4096})}`, or the same as one text, `"every
+4th: none; rest: window window=4096"`, or the name of a plan from a paper. Layers that no group selects keep the
+model's own positions.
 """
 
 from __future__ import annotations
@@ -17,52 +18,52 @@ from ..errors import PosencError, suggestion
 from .base import SCHEMES, Scheme, scheme_from
 
 PLAN = "plan"
-"""What the record of a plan calls its scheme."""
+"""The name of a plan's scheme in a record."""
 BY_TYPES, BY_LIST = "layer_types", "no_rope_layers"
-"""What of a config can say a plan: RoPE parameters for each type of layer, or a list of the layers that rotate."""
+"""The config keys that can express a plan: RoPE parameters per layer type, or a list of the layers that rotate."""
 REST, OWN = "rest", "own"
 WORDS = re.compile(r"every (?P<step>\d+)(?:st|nd|rd|th)(?: from (?P<start>\d+))?|(?P<end>first|last) (?P<count>\d+)")
 SLICE = re.compile(r"(-?\d*):(-?\d*)(?::(\d+))?")
 SHARED: tuple[str, ...] = ("target_length", "factor", "trained_length", "temperature")
-"""What may be said once for all parts."""
+"""Options that may be given once for all parts."""
 Selector = Any
-"""Text, an index, a sequence of them, a slice, or a function of a layer's index."""
+"""Selects layers: a text, an index, a sequence of indices, a slice, or a function of a layer's index."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some layers and their scheme."""
+    """Some layers, and their scheme."""
 
     name: str
     layers: tuple[int, ...]
     scheme: Scheme
 
     def options(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The part as a dictionary for JSON."""
         given = {"name": self.name, "layers": list(self.layers), "scheme": self.scheme.name}
         return {**given, "options": self.scheme.options()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Scheme):
-    """A plan on a model whose layers are known."""
+    """A plan for a given model, with the layers of each part."""
 
     name = PLAN
     summary = "a scheme for each group of layers"
 
     parts: tuple[Part, ...] = ()
     by: str | None = None
-    """What of the model's config says it all; None where nothing can."""
+    """The config key that expresses the whole plan (`BY_TYPES` or `BY_LIST`); None if none can."""
 
     @property
     def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What all parts go on using."""
+        """The kinds that all parts keep."""
         return tuple(kind for kind in self.parts[0].scheme.keeps if all(kind in p.scheme.keeps for p in self.parts))
 
     def part(self, group: str) -> Scheme:
         found = next((part for part in self.parts if group.partition("/")[0] == part.name), None)
         if found is None:
-            raise PosencError(f"The plan has no part {group!r}.")
+            raise PosencError(f"The plan has no part {group!r}. Its parts: {', '.join(p.name for p in self.parts)}.")
         return found.scheme
 
     @property
@@ -78,7 +79,7 @@ class Plan(Scheme):
         return self.by is None
 
     def span(self, geometry: Geometry) -> Span:
-        """Of the part that reaches furthest."""
+        """The span of the part with the longest target."""
         return max((part.scheme.span(geometry) for part in self.parts), key=lambda reach: reach.target)
 
     def effect(self, geometry: Geometry) -> Effect:
@@ -93,37 +94,42 @@ class Plan(Scheme):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Plan:
-        """Read strictly from a record."""
+        """The plan of a record, which is checked strictly."""
         parts, by = options.get("parts"), options.get("by")
         known = {"parts"} <= set(options) <= {"parts", "by"} and by in (None, BY_TYPES, BY_LIST)
         if not known or not isinstance(parts, Sequence) or not parts:
-            raise PosencError(f"The options of a plan are its parts, and by what its config says it; got {options!r}.")
+            raise PosencError(
+                f"The options of a plan are 'parts' and, if its config expresses it, 'by'; got {options!r}. The "
+                "record is damaged."
+            )
         read = tuple(map(_read_part, parts))
         layers = [index for part in read for index in part.layers]
         if len(set(layers)) < len(layers) or len({part.name for part in read}) < len(read):
-            raise PosencError("The parts of a plan share layers or names: the record is damaged.")
+            raise PosencError("Two parts of a plan have a layer or a name in common: the record is damaged.")
         return cls(parts=read, by=by)
 
 
 def _read_part(data: Any) -> Part:
     if not isinstance(data, Mapping) or set(data) != {"name", "layers", "scheme", "options"}:
-        raise PosencError(f"A part of a plan has name, layers, scheme and options, got {data!r}.")
+        raise PosencError(
+            f"A part of a plan has name, layers, scheme and options, got {data!r}. The record is damaged."
+        )
     name, layers, scheme, options = (data[key] for key in ("name", "layers", "scheme", "options"))
     whole = isinstance(layers, list) and layers and all(type(index) is int and index >= 0 for index in layers)
     if not isinstance(name, str) or not whole or not isinstance(scheme, str) or not isinstance(options, dict):
-        raise PosencError(f"A part of a plan makes no sense: {data!r}.")
+        raise PosencError(f"A part of a plan has values of the wrong type: {data!r}. The record is damaged.")
     return Part(name, tuple(layers), SCHEMES[scheme].from_options(options))
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A plan that was asked for, before its layers are known."""
+    """A plan as the user wrote it, before the model's layers are known."""
 
     groups: tuple[tuple[Selector, Scheme | None], ...]
-    """What selects layers, and their scheme; None for the model's own positions."""
+    """Selectors of layers with their schemes; None for the model's own positions."""
 
     def on(self, layers: int, types: Sequence[str]) -> Plan:
-        """The plan on a model of so many layers, of these types where it has several."""
+        """The plan for a model with this number of layers. `types`: their layer types, if there are several."""
         taken: dict[int, str] = {}
         parts, rest = [], None
         for selector, scheme in self.groups:
@@ -158,7 +164,7 @@ def _name(selector: Selector) -> str:
 
 
 def _select_layers(selector: Selector, layers: int, types: Sequence[str]) -> list[int]:
-    """The layers that a selector means; raises where there are none, or no such ones."""
+    """The indices of the selected layers; raises if there are none or the selector does not fit the model."""
     every = range(layers)
     if isinstance(selector, str):
         selector = _parse_selector(selector.strip(), layers, types)
@@ -178,7 +184,7 @@ def _select_layers(selector: Selector, layers: int, types: Sequence[str]) -> lis
 
 def _check_index(index: Any, layers: int) -> int:
     if isinstance(index, bool) or not isinstance(index, int) or not -layers <= index < layers:
-        raise PosencError(f"Layer {index!r} is none of the {layers} layers of this model, 0 to {layers - 1}.")
+        raise PosencError(f"{index!r} is not a layer of this model. Its {layers} layers are 0 to {layers - 1}.")
     return index % layers
 
 
@@ -201,22 +207,24 @@ def _parse_selector(text: str, layers: int, types: Sequence[str]) -> Selector:
     raise PosencError(f"{text!r} selects no layers of this model.{suggestion(text, known)}")
 
 
-# --- plans that papers follow ---
+# --- named plans, from papers ---
 
 
 def swan(every: int = 4, window: int = 512) -> dict[Selector, Any]:
-    """SWAN (2504.08719): layers without positions see all, sharpened by ln n; the others see a window, with RoPE."""
+    """SWAN (2504.08719): layers without positions see all keys, with temperature ln n; the others have RoPE and see a
+    window."""
     return {f"every {every}th from 0": ("none", {"temperature": "log"}), REST: ("window", {"window": window})}
 
 
 def rnope_swa(every: int = 4, window: int = 4096) -> dict[Selector, Any]:
-    """RNoPE-SWA (2501.18795): every fourth layer sees all, without positions; the others see a window, with RoPE."""
+    """RNoPE-SWA (2501.18795): every fourth layer sees all keys, without positions; the others have RoPE and see a
+    window."""
     return {f"every {every}th": "none", REST: ("window", {"window": window})}
 
 
 def irope(every: int = 4, floor: int = 8192, beta: float = 0.1) -> dict[Selector, Any]:
-    """As Llama 4: every fourth layer without positions, with its temperature. The others keep RoPE, and see all: its
-    chunks are not imposed."""
+    """Like Llama 4: every fourth layer has no positions and Llama 4's temperature. The others keep RoPE and see all
+    keys, without Llama 4's chunks."""
     return {f"every {every}th": ("none", {"temperature": {"kind": "llama4", "floor": floor, "beta": beta}})}
 
 
@@ -224,24 +232,24 @@ NAMED: dict[str, Callable[..., dict[Selector, Any]]] = {"swan": swan, "rnope_swa
 
 
 SchemeOrDraft = Scheme | Draft
-"""What a user asked for."""
+"""What a user can request for a model."""
 
 
 def scheme_or_plan(given: Any, options: Mapping[str, Any]) -> SchemeOrDraft:
-    """A scheme or a plan, from whatever names one."""
+    """A scheme or a plan, in any form in which users write them."""
     return plan_from(given, options) if is_plan(given) else scheme_from(given, options)
 
 
 def is_plan(given: object) -> bool:
-    """Whether what was asked for is a plan: groups of layers, their text, or the name of a plan."""
+    """Whether a request is a plan: groups of layers, their text, or the name of a plan."""
     if isinstance(given, str):
         return given in NAMED or ":" in given
     return isinstance(given, (Draft, Mapping)) or (isinstance(given, Sequence) and not isinstance(given, str))
 
 
 def plan_from(given: Any, options: Mapping[str, Any]) -> Draft:
-    """A plan as users write it. `options` are those of a named plan, and what every part shares that it does not say
-    itself: lengths and temperature."""
+    """A plan in any form in which users write it. `options` are those of a named plan, and lengths and temperature for
+    all parts that do not have their own."""
     told = {key: value for key, value in options.items() if value is not None}
     shared = {key: told.pop(key) for key in SHARED if key in told}
     if isinstance(given, str) and given in NAMED:
@@ -249,12 +257,16 @@ def plan_from(given: Any, options: Mapping[str, Any]) -> Draft:
             given = NAMED[given](**told)
         except TypeError:
             known = list(NAMED[given].__annotations__)[:-1]
-            raise PosencError(f"The plan {given!r} takes {', '.join(known)}; got {', '.join(told)}.") from None
+            raise PosencError(
+                f"The plan {given!r} has the options {', '.join(known)}, got {', '.join(told)}."
+            ) from None
         told = {}
     elif isinstance(given, str):
         given = _split_groups(given)
     if told:
-        raise PosencError(f"{', '.join(told)} beside a plan: options belong to the scheme of a group.")
+        raise PosencError(
+            f"A plan has no options of its own, got {', '.join(told)}. Give options to the scheme of a group."
+        )
     if isinstance(given, Draft):
         return given
     groups = list(given.items()) if isinstance(given, Mapping) else [tuple(group) for group in given]
@@ -264,7 +276,7 @@ def plan_from(given: Any, options: Mapping[str, Any]) -> Draft:
             f"{{'every 4th': 'none', 'rest': 'yarn'}}; got {given!r} of type {type(given).__name__}."
         )
     if [selector for selector, _ in groups].count(REST) > 1:
-        raise PosencError("A plan has one group 'rest'.")
+        raise PosencError("A plan can have only one group 'rest'. Leave the others out.")
     return Draft(tuple((selector, _group_scheme(asked, shared)) for selector, asked in groups))
 
 
@@ -291,7 +303,7 @@ def _group_scheme(asked: Any, shared: Mapping[str, Any]) -> Scheme | None:
 
 
 def _split_groups(text: str) -> dict[str, str]:
-    """`every 4th: none; rest: window window=4096`; a slice has no space behind its colon."""
+    """Split a text such as `every 4th: none; rest: window window=4096`. The colon of a slice has no space after it."""
     groups = {}
     for group in filter(None, (piece.strip() for piece in text.split(";"))):
         selector, colon, scheme = group.partition(": ")
@@ -304,7 +316,7 @@ def _split_groups(text: str) -> dict[str, str]:
 
 
 def _split_words(text: str) -> list[str]:
-    """Words; what is in quotes is one: `none temperature='drope c=0.2'`."""
+    """Split a text into words; quotes keep words together, as in `none temperature='drope c=0.2'`."""
     return [word.replace("'", "") for word in re.findall(r"(?:[^\s']|'[^']*')+", text)]
 
 

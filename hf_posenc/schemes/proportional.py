@@ -13,7 +13,7 @@ from .rotary import RotaryScheme
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Proportional(RotaryScheme):
-    """Rotates only the fastest `partial_rotary_factor` of the pairs; `factor` slows those, as in transformers."""
+    """Rotates only the fastest pairs, a share of `partial_rotary_factor`. `factor` slows these, as in transformers."""
 
     name = "proportional"
     summary = "RoPE on the fastest pairs only"

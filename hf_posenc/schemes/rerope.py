@@ -1,4 +1,4 @@
-"""ReRoPE and Leaky ReRoPE (Su 2023): distances that stop, or nearly stop, to grow."""
+"""ReRoPE and Leaky ReRoPE (Su 2023): distances that stop growing, or grow slowly, past a window."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .pattern import TwoPositionScheme
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Rerope(TwoPositionScheme):
-    """True distances within `window`, and the window for all keys beyond it.
+    """True distances within `window`; all keys beyond it are at distance `window`.
 
-    With a `slope` k the distance d beyond the window counts as window + (d - window)/k (Leaky ReRoPE). `window` is
-    half of the trained length unless given. Without training; the text has no end, unless there is a slope.
+    With a `slope` k a distance d beyond the window counts as window + (d - window)/k (Leaky ReRoPE). `window` defaults
+    to half of the trained length. Needs no training. Without a slope the length of the text is not limited.
     """
 
     name = "rerope"

@@ -13,7 +13,7 @@ from .rotary import RotaryScheme
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Rope(RotaryScheme):
-    """Rotates pair i of q and k by position * rope_theta^(-2i/d); any scaling that the model had is dropped."""
+    """Rotates pair i of q and k by position * rope_theta^(-2i/d). A scaling of the model's own RoPE is removed."""
 
     name = "rope"
     summary = "rotation of q and k, plain"

@@ -1,4 +1,4 @@
-"""What the rotary schemes share."""
+"""Base classes of schemes that rotate q and k by fixed frequencies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .frequencies import base_frequencies, longrope_parameters
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScheme(Scheme):
-    """Rotates q and k by their position. `rope_theta` defaults to the model's own, or 10,000 where it has none."""
+    """Rotates q and k by their position. `rope_theta` defaults to the model's own, or to 10,000 if it has none."""
 
     keeps: ClassVar[tuple[str, ...]] = ("RoPE",)
 
@@ -31,7 +31,7 @@ class RotaryScheme(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class RescaledRope(RotaryScheme):
-    """A fixed map of the model's frequencies that lets it reach further than it was trained."""
+    """Changes the model's frequencies by a fixed map, to extend its context beyond the trained length."""
 
     extends = True
     rescales = True
@@ -64,7 +64,7 @@ class RescaledRope(RotaryScheme):
         return 1.0
 
     def read_by_layers(self) -> dict[str, Any]:
-        """What attention layers of some families read from `rope_parameters` by themselves."""
+        """Further `rope_parameters` keys that attention layers of some families read by themselves."""
         return {}
 
     def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:

@@ -16,7 +16,7 @@ BASE = 10_000.0
 
 
 class CosineBias(DistanceBias):
-    """The sum of cos(distance * frequency), over a ratio of each head: 8h/n for head h = 1..n."""
+    """The sum of cos(distance * frequency), divided by 8h/n for head h = 1..n."""
 
     frequencies: Tensor
     ratios: Tensor
@@ -38,8 +38,10 @@ class CosineBias(DistanceBias):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Sandwich(Scheme):
-    """What the cross terms of sinusoids leave when content is taken out: it falls about as a logarithm does. `size` is
-    the number of channels that the sinusoids have. Nothing in it is trained, and the model must be trained with it."""
+    """The inner product of the sinusoids of two positions, without content. It falls roughly like a logarithm.
+
+    `size` is the number of channels of the sinusoids. It has no parameters, but the model must be trained with it.
+    """
 
     name = "sandwich"
     summary = "inner product of sinusoids as a bias, a scale per head"

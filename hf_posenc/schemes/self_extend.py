@@ -1,4 +1,4 @@
-"""Self-Extend (Jin et al. 2024): far keys in groups."""
+"""Self-Extend (Jin et al. 2024): far keys share positions in groups."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .pattern import TwoPositionScheme, round_up
 class SelfExtend(TwoPositionScheme):
     """True distances within `window`; beyond it positions are divided by `group` and rounded down.
 
-    Without training. `window` is a quarter of the trained length L unless given, and `group` what it takes for the
-    target to come down to two thirds of L, which is the authors' rule.
+    `window` defaults to a quarter of the trained length L, and `group` to the smallest that maps the target to two
+    thirds of L, which is the authors' rule. Needs no training.
     """
 
     name = "self_extend"
@@ -38,7 +38,7 @@ class SelfExtend(TwoPositionScheme):
         widest, least = max(3 * reach.trained // 4, 2), max(round_up(reach.target / reach.trained), 1)
         return {
             "window": Range(max(reach.trained // 16, 1), widest, log=True, whole=True),
-            "group": Range(least, 8 * least, log=True, whole=True),  # what falls short of the target is refused
+            "group": Range(least, 8 * least, log=True, whole=True),  # smaller ones do not reach the target
         }
 
     def pattern(self, geometry: Geometry) -> Pattern:

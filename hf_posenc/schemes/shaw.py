@@ -1,4 +1,4 @@
-"""Shaw et al. (2018): a vector for each distance, beside the keys and, if asked for, the values."""
+"""Shaw et al. (2018): a vector for each distance, added to keys and optionally to values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Scheme, register_scheme
 
 
 class DistanceVectors(RelativeTerms):
-    """Vectors for `key - query` from -most to most, of each layer and shared by its heads."""
+    """Vectors for distances `key - query` from -most to most, for each layer, shared by its heads."""
 
     follows_dtype = ("keys", "values")
 
@@ -44,9 +44,9 @@ class DistanceVectors(RelativeTerms):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Shaw(Scheme):
-    """A trained vector for each distance up to `max_distance`, added to keys; with `relative_values` also to values,
-    and with `relative_queries` multiplied with keys as well (BERT's `relative_key_query`). The parameters are new and
-    start random: train them."""
+    """A trained vector for each distance up to `max_distance` is added to keys. With `relative_values` another one is
+    added to values; with `relative_queries` the vector is also multiplied with keys (BERT's `relative_key_query`). The
+    parameters are new and random: train them."""
 
     name = "shaw"
     summary = "a learned vector per distance, beside keys and values"

@@ -1,4 +1,4 @@
-"""Sinusoids added to the input (Vaswani et al. 2017), of any coordinates."""
+"""Sinusoids added to the input (Vaswani et al. 2017), for texts and images."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FREQUENCIES = (LOG, GAUSSIAN, LEARNED)
 
 
 def sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
-    """sin and cos of position * frequency: neighbours (interleaved) or all sines, then all cosines."""
+    """sin and cos of position * frequency: alternating ("interleaved"), or all sines and then all cosines."""
     angles = positions[..., None].float() * inv_freq
     pair = (angles.sin(), angles.cos())
     return torch.stack(pair, -1).flatten(-2) if layout == "interleaved" else torch.cat(pair, -1)
 
 
 def axis_sinusoids(positions: Tensor, inv_freq: Tensor, layout: str) -> Tensor:
-    """The sinusoids of one axis after the other: (..., axes) and (axes, pairs) -> (..., 2 * axes * pairs)."""
+    """The sinusoids of each axis, concatenated: (..., axes) and (axes, pairs) -> (..., 2 * axes * pairs)."""
     return torch.cat([sinusoids(positions[..., a], inv_freq[a], layout) for a in range(len(inv_freq))], -1)
 
 
 def log_frequencies(size: int, axes: int, base: float) -> Tensor:
-    """base^(-2i/n), n channels for each axis: (axes, n/2)."""
+    """base^(-2i/n) with n channels for each axis: (axes, n/2)."""
     return torch.tensor([default_frequencies(size // axes, base)] * axes)
 
 
@@ -50,7 +50,8 @@ def refuse_odd(size: int, axes: int) -> None:
 
 
 class SinusoidTable(ComputedTable):
-    """An equal part of the channels for each axis. Random and learned frequencies are saved with the model."""
+    """A table of sinusoids, in which each axis has an equal share of the channels. Random and learned frequencies are
+    saved with the model."""
 
     posenc_frequencies: Tensor
 
@@ -71,7 +72,7 @@ class SinusoidTable(ComputedTable):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Sinusoidal(Scheme):
-    """Adds sin and cos of the position to the input, frequencies base^(-2i/hidden_size)."""
+    """Adds sin and cos of the position to the input, with frequencies base^(-2i/hidden_size)."""
 
     name = "sinusoidal"
     summary = "sines and cosines added to the input"

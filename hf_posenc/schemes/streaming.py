@@ -1,4 +1,4 @@
-"""StreamingLLM (Xiao et al. 2023) and LM-Infinite (Han et al. 2023): the first tokens and the recent ones."""
+"""StreamingLLM (Xiao et al. 2023) and LM-Infinite (Han et al. 2023): only the first and the recent tokens are seen."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _FirstAndRecent(TwoPositionScheme):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Streaming(_FirstAndRecent):
-    """Sees `sinks` first tokens and the last `window`, with positions as they are in a cache of just those.
+    """Sees the first `sinks` and the last `window` tokens, with positions counted within a cache of only these.
 
-    The cache keeps no others: memory and time per token stay the same however long the text grows. What has left the
-    window is forgotten. `window` fills the trained length unless given.
+    The cache drops all others, so that memory and time per token do not grow with the text. What has left the window
+    is forgotten. `window` defaults to the rest of the trained length.
     """
 
     name = "streaming"
@@ -64,7 +64,7 @@ class Streaming(_FirstAndRecent):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class LmInfinite(_FirstAndRecent):
-    """Sees the first `global_tokens` and the last `window` tokens; the first ones at a distance of `window`."""
+    """Sees the first `global_tokens` and the last `window` tokens; distances are capped at `window`."""
 
     name = "lm_infinite"
     summary = "RoPE, first and recent tokens only, distances capped"

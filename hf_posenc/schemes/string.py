@@ -1,4 +1,4 @@
-"""STRING (An et al. 2024): far distances are moved down into those that training has seen most often."""
+"""STRING (An et al. 2024): far distances are moved down into the range that training has seen most often."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ LOCAL = 128
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class String(TwoPositionScheme):
-    """Distances below `shift` as they are; from there on less by `shift` - `window`, so that the furthest ones, which
-    few texts in training had, are not used. Without training, and for texts within the trained length: the authors
-    take a third of it as shift (a quarter to two fifths does), and a window of 128."""
+    """Distances of at least `shift` are reduced by `shift` - `window`, so that the furthest distances, which are rare
+    in training, are not used.
+
+    For texts within the trained length. Needs no training. The authors use a third of that length as shift (a quarter
+    to two fifths works), and a window of 128.
+    """
 
     name = "string"
     summary = "RoPE, far distances moved down into the well trained ones"

@@ -15,7 +15,7 @@ from .base import Scheme, register_scheme
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """The bucket of each `key - query`: half of them exact, the rest on a log scale up to max_distance."""
+    """The bucket of each distance `key - query`: half of them hold one distance, the others are logarithmic."""
     offset = torch.zeros_like(distance)
     if bidirectional:
         buckets //= 2
@@ -41,7 +41,7 @@ class BucketBias(DistanceBias):
         self.weight = nn.Parameter(values)
 
     def by_distance(self, distances: Tensor) -> Tensor:
-        # Past max_distance nothing changes: each distance up to it is put into its bucket once.
+        # Beyond max_distance the bucket does not change, so that buckets are computed only up to it.
         most = self.max_distance
         near = torch.arange(-most, most + 1, device=distances.device)
         buckets = bucket(near, self.buckets, most, self.bidirectional)
@@ -55,7 +55,7 @@ class BucketBias(DistanceBias):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class T5(Scheme):
-    """Bucketed relative bias. The parameters are new and start random (normal, 1/sqrt(hidden size)): train them."""
+    """Bucketed relative bias. The parameters are new and random (normal, 1/sqrt(hidden size)): train them."""
 
     name = "t5"
     summary = "learned bias per head and bucket of distances"

@@ -1,6 +1,6 @@
-"""Kinds of temperature, an option of every scheme: `temperature="log"`, or with numbers, `"drope c=0.2"`.
+"""The kinds of temperature, an option of every scheme: `temperature="log"`, or with options, `"drope c=0.2"`.
 
-What each multiplies queries by is in `core/temperatures.py`; here are their options, and what those follow from.
+The factors themselves are computed in `core/temperatures.py`. Here are the options of each kind and their defaults.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from ..errors import PosencError, UnsupportedCell, suggestion
 from .option_checks import CheckedOptions
 
 STRENGTH = Range(0.0, 0.5)
-"""What papers multiply a logarithm by is 0.1 to 0.41; at 0 there is no temperature."""
+"""The factor of the logarithm. Papers use 0.1 to 0.41; with 0 there is no temperature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureKind(CheckedOptions):
-    """A temperature and its options; given, it takes the place of one that a model may have of its own."""
+    """A temperature and its options. It replaces a temperature that the model's own code applies."""
 
     kind: ClassVar[str]
     summary: ClassVar[str]
 
     def on(self, geometry: Geometry, reach: Span) -> Temperature | None:
-        """The module that a model of this geometry gets."""
+        """The module for a model of this geometry; None for no temperature."""
         raise NotImplementedError
 
     def ranges(self) -> dict[str, Range]:
-        """The values that a search may try, by option."""
+        """The ranges of the options that a search may tune."""
         return {}
 
     def options(self) -> str | dict[str, Any]:
-        """As JSON holds it: the name, with those options that were given."""
+        """The value for JSON: the name, or the name with the options that differ from their defaults."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         told = {f.name: given[f.name] for f in dataclasses.fields(self) if given[f.name] != f.default}
         return {"kind": self.kind, **told} if told else self.kind
@@ -52,6 +52,8 @@ class TemperatureKind(CheckedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class NoTemperature(TemperatureKind):
+    """Switches off a temperature that the model's own code applies."""
+
     kind = "none"
     summary = "1, also where the model has a temperature of its own"
 
@@ -61,7 +63,7 @@ class NoTemperature(TemperatureKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Log(TemperatureKind):
-    """Su 2021. `length` is the trained length unless given."""
+    """Su 2021. `length` defaults to the trained length."""
 
     kind = "log"
     summary = "max(1, ln n / ln length)"
@@ -82,7 +84,7 @@ class Log(TemperatureKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama4(TemperatureKind):
-    """As Llama 4's layers without RoPE (`floor_scale` and `attn_scale` of its config)."""
+    """The temperature of Llama 4's layers without RoPE (`floor_scale` and `attn_scale` in its config)."""
 
     kind = "llama4"
     summary = "1 + beta ln(1 + floor(n / floor))"
@@ -103,7 +105,7 @@ class Llama4(TemperatureKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Ministral(TemperatureKind):
-    """As Ministral 3, with the keys of its `rope_parameters`. The length is the trained one unless given."""
+    """Ministral 3's temperature, with the keys of its `rope_parameters`. The length defaults to the trained one."""
 
     kind = "ministral"
     summary = "1 + beta ln(1 + floor(position / length))"
@@ -128,9 +130,9 @@ class Ministral(TemperatureKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Drope(TemperatureKind):
-    """DroPE (Sakana AI 2025): one number for all queries, by how many times the trained length is to be read.
+    """DroPE (Sakana AI 2025): one number for all queries, from the ratio of target and trained length.
 
-    The authors take c = 0.103 for a trained SmolLM, and 0.412 for a model of their own.
+    The authors use c = 0.103 for a trained SmolLM, and 0.412 for their own model.
     """
 
     kind = "drope"
@@ -147,15 +149,15 @@ class Drope(TemperatureKind):
     def on(self, geometry: Geometry, reach: Span) -> Temperature:
         if reach.factor is None:
             raise PosencError(
-                f"temperature 'drope' follows from how far to reach: give target_length= (the model was trained at "
-                f"{geometry.trained_length}) or factor=."
+                "temperature 'drope' is computed from the target length, which is not given. Give target_length= (the "
+                f"model was trained at {geometry.trained_length}) or factor=."
             )
         return ConstantTemperature(1 + self.c * math.log(reach.factor))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ssmax(TemperatureKind):
-    """Scalable softmax (Nakanishi 2025). Unless given, s starts where its mean over the trained length is 1."""
+    """Scalable softmax (Nakanishi 2025). By default s starts where the mean of s ln n over the trained length is 1."""
 
     kind = "ssmax"
     summary = "s ln n, s of each head trained"
@@ -180,14 +182,14 @@ KINDS: dict[str, type[TemperatureKind]] = {
 
 
 def temperature_from(given: object) -> TemperatureKind | None:
-    """A temperature from what users and checkpoints write: a name, a name with options, or both in one text."""
+    """A temperature as users and checkpoints write it: a name, a dictionary with options, or both in one text."""
     if given is None or isinstance(given, TemperatureKind):
         return given
     if isinstance(given, str):
         given = _parse(given)
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         raise PosencError(
-            f"temperature={given!r} is none: give a name, as in temperature='log', or a name and its options, as in "
+            f"temperature={given!r} is not valid. Give a name, as in temperature='log', or a name with options, as in "
             f"'drope c=0.2' or {{'kind': 'drope', 'c': 0.2}}. Known: {', '.join(KINDS)}."
         )
     cls = KINDS.get(given["kind"])
@@ -202,7 +204,7 @@ def temperature_from(given: object) -> TemperatureKind | None:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """`drope c=0.2`"""
+    """The dictionary for a text such as `drope c=0.2`."""
     name, *pairs = text.split() or [""]
     found: dict[str, Any] = {"kind": name}
     for pair in pairs:

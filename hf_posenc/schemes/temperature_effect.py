@@ -1,4 +1,7 @@
-"""What a temperature adds to an effect: said as transformers can say it, where it can, and else done in attention."""
+"""Adds a temperature to the effect of a scheme.
+
+Where `rope_parameters` can express it, any transformers can run it. Otherwise attention multiplies queries by it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from .frequencies import longrope_parameters
 from .temperature import Ministral, TemperatureKind
 
 BETA = "llama_4_scaling_beta"
-"""The key of `rope_parameters` by which some models multiply queries in their own code."""
+"""The key of `rope_parameters` with which some models apply a temperature in their own code."""
 NEARLY_STILL = 1e-30
-"""A frequency at which no float can tell a rotation from none."""
+"""A frequency so small that no float shows the rotation."""
 
 
 def add_temperature(effect: Effect, kind: TemperatureKind, geometry: Geometry, reach: Span) -> Effect:
-    """The effect with a temperature, in the place of one that the model may have of its own."""
+    """The effect with a temperature, which replaces one that the model's own code applies."""
     rope = geometry.rope or {}
     own = rope.get("original_max_position_embeddings") if BETA in rope else None
     if isinstance(kind, Ministral) and own == kind.length(geometry):
@@ -32,8 +35,11 @@ def add_temperature(effect: Effect, kind: TemperatureKind, geometry: Geometry, r
 
 
 def _fold_into_rotation(effect: Effect, factor: float, geometry: Geometry, reach: Span) -> Rotation | None:
-    """A rotation that also does what a constant temperature does, since it scales q and k, each by its root; None
-    where rotary modules do not scale all of q and k, or transformers could not say it or run the rest."""
+    """The rotation with a constant temperature included: the attention factor scales q and k, so each by its root.
+
+    None if rotary modules do not scale all channels of q and k, or if transformers could not express the rotation or
+    run the rest of the effect.
+    """
     rotation = effect.rotation
     if not geometry.whole or effect.table is not None or effect.bias is not None or effect.pattern is not None:
         return None

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019): sinusoids of the distance, projected, against the query and against a vector."""
+"""Transformer-XL (Dai et al. 2019): queries and a trained vector times projected sinusoids of the distance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASE = 10_000.0
 
 
 class ProjectedSinusoids(RelativeTerms):
-    """(q + u) k + (q + v) W R, with R the sines, then the cosines, of `query - key`, for each layer."""
+    """(q + u) k + (q + v) W R in each layer, where R has the sines and then the cosines of `query - key`."""
 
     follows_dtype = ("weight", "u", "v")
     frequencies: Tensor
@@ -54,9 +54,9 @@ class ProjectedSinusoids(RelativeTerms):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class TransformerXL(Scheme):
-    """Relative terms of any distance: a projection of its sinusoids meets the query, and two trained vectors meet keys
-    and distances whatever the query is. Its memory of earlier segments is what a cache is. The parameters are new and
-    start random: train them."""
+    """Relative terms for any distance: queries are multiplied with projected sinusoids of the distance, and two
+    trained vectors with keys and with these sinusoids. Its memory of earlier segments corresponds to a cache. The
+    parameters are new and random: train them."""
 
     name = "transformer_xl"
     summary = "sinusoids of the distance, against the query and a learned vector"

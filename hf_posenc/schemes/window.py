@@ -1,4 +1,4 @@
-"""Windows and sparse patterns of keys, on the model's own positions (Longformer, BigBird)."""
+"""Windows and sparse patterns of keys, with the model's own positions (Longformer, BigBird)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .base import register_scheme
 from .pattern import VisibleScheme
 
 MOST_DRAWN = 1024
-"""Random blocks for one block of queries; BigBird draws 3."""
+"""The largest number of random blocks for each block of queries; BigBird draws 3."""
 
 
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Window(VisibleScheme):
-    """Sees keys closer than `window`, on both sides on encoders; as many as the trained length unless given."""
+    """Sees only keys closer than `window`, on both sides on encoders. It defaults to the trained length."""
 
     name = "window"
     summary = "the model's own positions, near keys only"
@@ -37,10 +37,10 @@ class Window(VisibleScheme):
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Sparse(VisibleScheme):
-    """Near keys and some others: global tokens at the start, every `stride`-th key, random blocks.
+    """Sees near keys, and some others: global tokens at the start, every `stride`-th key, random blocks.
 
-    Global tokens are seen by all and, on encoders, see all. Each block of `block` queries draws `random_blocks`
-    blocks of keys, the same ones for the same `seed` however long the text is.
+    Global tokens are seen by all queries and, on encoders, see all keys. Each block of `block` queries draws
+    `random_blocks` blocks of keys, which depend on `seed` and not on the length of the text.
     """
 
     name = "sparse"

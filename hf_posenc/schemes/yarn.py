@@ -17,7 +17,7 @@ from .rotary import RescaledRope
 @register_scheme
 @dataclass(frozen=True, kw_only=True)
 class Yarn(RescaledRope):
-    """Keeps fast pairs, slows slow ones by `factor`, ramps between, and sharpens attention a little."""
+    """Keeps fast pairs, slows slow pairs by `factor`, interpolates between, and sharpens attention a little."""
 
     name = "yarn"
     summary = "RoPE, slow pairs interpolated, attention rescaled"
@@ -65,7 +65,7 @@ class Yarn(RescaledRope):
         return {key: float(value) for key, value in given.items() if value is not None}
 
     def rope_parameters(self, factor: float, length: int, geometry: Geometry) -> dict[str, Any]:
-        # All keys are written out: a reader with other defaults then still computes the same.
+        # All keys are written, so that a runtime with other defaults computes the same.
         attention = self.attention_factor_for(factor, length)
         usual = yarn_attention_factor(factor)
         told = {"mscale": (attention - 1) / (usual - 1), "mscale_all_dim": 0.0} if attention != usual != 1 else {}
@@ -77,5 +77,5 @@ class Yarn(RescaledRope):
             "beta_slow": float(self.beta_slow),
             "truncate": self.truncate,
             "attention_factor": attention,
-            **told,  # for those who compute it from here
+            **told,  # for runtimes that compute the attention factor from mscale
         }
