@@ -2,8 +2,7 @@
 
 from collections import Counter
 
-from hf_posenc.engines.shown import SAVED_KEYS
-
+from hf_posenc.engines.markdown import SAVED_KEYS
 from hf_posenc.engines.table import look_up
 
 ROWS = {
