@@ -166,7 +166,7 @@ def test_weights_in_few_bits_are_refused(tmp_path):
 
 
 @needs_runtime
-@pytest.mark.parametrize(("dtype", "limit"), [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.2)])
+@pytest.mark.parametrize(("dtype", "limit"), [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.2), ("q8_0-f16", 0.2)])
 def test_smaller_weights(dtype, limit, tmp_path):
     model, path = model_of("llama", ("yarn", {"factor": 4.0})), tmp_path / "model.gguf"
     write_gguf(model, vocabulary(), path, dtype, name="model")

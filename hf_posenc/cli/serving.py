@@ -21,14 +21,14 @@ FORMATS = {
     "onnx": "onnx",
 }
 """Each format, and the runtime that reads it."""
-DTYPES = ("f32", "f16", "bf16", "q8_0")
+DTYPES = ("f32", "f16", "bf16", "q8_0", "q8_0-f16")
 
 
 def export(
     source: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint: folder, or `tiny`.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="What to write: FILE.gguf, or a folder.")],
     to: Annotated[str, typer.Option(help=f"The format: {', '.join(FORMATS)}.")] = "gguf",
-    dtype: Annotated[str, typer.Option(help="How a GGUF file stores weights: f32, f16, bf16 or q8_0.")] = "f16",
+    dtype: Annotated[str, typer.Option(help=f"How a GGUF file stores weights: {', '.join(DTYPES)}.")] = "f16",
     fix: Annotated[
         str | None,
         typer.Option(help="Instead of converting MODEL: correct this GGUF file, which was converted from it."),

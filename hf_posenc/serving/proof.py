@@ -17,7 +17,7 @@ from ..patching.lengths import trained_length
 
 PROMPTS = 3
 """Prompts at each length; the more, the longer it takes."""
-LIMITS = {"f32": 1e-3, "f16": 1e-2, "bf16": 3e-2, "q8_0": 5e-2, "quantized": 0.2}
+LIMITS = {"f32": 1e-3, "f16": 1e-2, "bf16": 3e-2, "q8_0": 5e-2, "q8_0-f16": 5e-2, "quantized": 0.2}
 """The mean Kullback-Leibler divergence, in nats, below which a runtime counts as computing the same: what rounding of
 the weights explains. A dropped scheme is off by a tenth of a nat and more."""
 MARGIN = 8

@@ -20,6 +20,7 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
 """Types of tensors that are known here by name; others are quantized further."""
+ROUGHEST_FIRST = ("Q8_0", "BF16", "F16", "F32")
 MOST = 1 << 16
 """Numbers in a vector that is read."""
 FEW = 64
@@ -47,9 +48,11 @@ class Header:
 
     @property
     def dtype(self) -> str:
-        """What most of the weights are stored as: that of the matrices which is not F32, if any."""
-        types = {kind for shape, kind in self.tensors.values() if len(shape) > 1} - {"F32"}
-        return "f32" if not types else types.pop().lower() if len(types) == 1 else "quantized"
+        """The roughest type that a matrix is stored as."""
+        types = {kind for shape, kind in self.tensors.values() if len(shape) > 1}
+        if not types <= set(ROUGHEST_FIRST):
+            return "quantized"
+        return next((kind.lower() for kind in ROUGHEST_FIRST if kind in types), "f32")
 
 
 def read_header(path: Path, wanted: Collection[str] = ()) -> Header:

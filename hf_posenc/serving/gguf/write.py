@@ -16,8 +16,10 @@ from .architectures import ARCHITECTURES, Architecture, Array, interleaved
 from .rope import RopeEntries, rope_entries
 from .vocabulary import Vocabulary
 
-DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q8_0-f16": "Q8_0"}
 """What weights are stored as; vectors are always f32."""
+ATTENTION = {"q8_0-f16": "F16"}
+"""What the matrices of attention are stored as, where that differs."""
 
 
 def architecture_of(model: Any) -> Architecture:
@@ -58,7 +60,7 @@ def write_gguf(model: Any, vocabulary: Vocabulary | None, path: Path, dtype: str
         for tensor, values in rope.tensors.items():
             writer.add_tensor(tensor, np.array(values, dtype=np.float32))
         for tensor, array in weights(gguf, model, architecture):
-            stored, kind = _stored(gguf, array, dtype)
+            stored, kind = _stored(gguf, array, type_of(tensor, dtype))
             writer.add_tensor(tensor, stored, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -169,11 +171,16 @@ def _array(tensor: Tensor) -> Array:
     return np.asarray(tensor.detach().float().cpu().numpy())
 
 
-def _stored(gguf: Any, array: Array, dtype: str) -> tuple[Array, Any]:
-    kind = gguf.GGMLQuantizationType[DTYPES[dtype]]
-    if array.ndim < 2 or dtype == "f32":
+def type_of(tensor: str, dtype: str) -> str:
+    """What a matrix is stored as, in GGUF's words, by its name there or in transformers."""
+    return ATTENTION.get(dtype, DTYPES[dtype]) if "attn" in tensor else DTYPES[dtype]
+
+
+def _stored(gguf: Any, array: Array, name: str) -> tuple[Array, Any]:
+    kind = gguf.GGMLQuantizationType[name]
+    if array.ndim < 2 or name == "F32":
         return array.astype(np.float32), gguf.GGMLQuantizationType.F32
-    if dtype == "q8_0" and array.shape[-1] % 32:
+    if name == "Q8_0" and array.shape[-1] % 32:
         kind = gguf.GGMLQuantizationType.F16  # rows are quantised in blocks of 32
     if kind == gguf.GGMLQuantizationType.F16:
         return array.astype(np.float16), kind
