@@ -122,7 +122,7 @@ def test_adapters_and_the_rest_learn_at_their_own_rates(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "world, processes, said", [(2, None, "each believes to be one of 1"), (1, 2, "1 are running")]
+    "world, processes, said", [(2, None, "each knows of 1"), (1, 2, "1 are running")]
 )
 def test_a_launch_that_is_not_what_it_seems_is_refused(tmp_path, world, processes, said):
     with pytest.raises(PosencError, match=said):
