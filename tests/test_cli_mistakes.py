@@ -309,7 +309,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monke
     assert done.exit_code == messages.INTERRUPTED and "Nothing was kept: with --out FILE" in done.stderr
     out.write_text('{"format": 1}\n{"job": 1}\n{"job": 2}\n')
     done = run(*given, "--out", out)
-    assert f"2 results are kept in {out}: the same command goes on from there." in done.stderr
+    assert f"2 results are kept in {out}: the same command resumes the run." in done.stderr
     monkeypatch.setattr("hf_posenc.checkpoints.on_disk.describe_checkpoint", interrupt)
     assert run("describe", "tiny").stderr == "hf-posenc: interrupted.\n"
 

@@ -144,7 +144,7 @@ def test_a_table_ends(asked):
     done, rows = asked("eval", "table", "--lengths", "32,64")
     assert done.exit_code == 2 and rows is None
     assert "a table of 32 positions" in done.stderr and "up to 32" in done.stderr
-    with pytest.warns(UserWarning, match=r"unpatched ends at 32 positions and is not measured at \[64\]"):
+    with pytest.warns(UserWarning, match=r"unpatched has 32 positions and is not measured at \[64\]"):
         done, rows = asked("compare", "table", "--schemes", "alibi", "--target-length", 64)
     assert done.exit_code == 0, done.stderr
     at = {(scheme, length) for task, _, scheme, length, _ in rows if task == "perplexity"}
@@ -251,8 +251,8 @@ def test_streaming_is_asked_for_passkeys(asked):
     [
         ("plain", ("--reference", "plain"), "the model is not patched"),
         ("plain", ("--protocol", "yarn", "--no-bos"), "leave --no-bos out"),
-        ("plain", ("--stride", 8), "does not heed --stride; sliding, yarn would"),
-        ("plain", ("--protocol", "whole", "--scored", 8), "does not heed --scored; last would"),
+        ("plain", ("--stride", 8), "does not use --stride; sliding, yarn would"),
+        ("plain", ("--protocol", "whole", "--scored", 8), "does not use --scored; last would"),
         ("plain", ("--report", "no/a.html"), "no directory"),
         ("plain", ("--out", "no/a.jsonl"), "no directory"),
         ("plain", ("--json", "."), "is a directory"),

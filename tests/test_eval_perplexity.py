@@ -157,11 +157,11 @@ def test_more_windows_than_the_text_holds_are_refused():
 @pytest.mark.parametrize(
     "protocol, given, told",
     [
-        ("sliding", {"windows": 4}, "does not heed windows; last would"),
+        ("sliding", {"windows": 4}, "does not use windows; last would"),
         ("last", {"max_tokens": 100}, "does not heed max_tokens; sliding, yarn would"),
         ("lost", {}, "Did you mean 'last'"),
         ("yarn", {}, "this tokenizer has none"),
-        ("sliding", {"stride": 100}, "leaves out tokens"),
+        ("sliding", {"stride": 100}, "skips tokens"),
         ("last", {"scored": 64}, "score fewer"),
     ],
 )

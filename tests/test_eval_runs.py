@@ -102,7 +102,7 @@ def test_compare_gives_the_model_back_to_the_bit(tokenizer, text):
 
 
 def test_a_scheme_that_ends_is_left_out_where_it_ends(tokenizer, text):
-    with pytest.warns(UserWarning, match=r"unpatched ends at 32 positions and is not measured at \[48, 96\]"):
+    with pytest.warns(UserWarning, match=r"unpatched has 32 positions and is not measured at \[48, 96\]"):
         rows = compare(reader("gpt2"), tokenizer, "alibi", text, target_length=128, options=SMALL)
     assert set(figures(rows, scheme="unpatched")) == {16, 32}
     assert set(figures(rows, scheme="alibi", metric="loss")) == {16, 32, 48, 96}

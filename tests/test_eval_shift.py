@@ -99,5 +99,5 @@ def test_what_cannot_be_shifted_is_refused():
     with pytest.raises(PosencError, match="two windows"):
         shift(tiny("llama"), text, (64,), reading=Reading(windows=1, scored=15))
     own = tiny("llama", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0})
-    with pytest.raises(PosencError, match="does not take positions"):
+    with pytest.raises(PosencError, match="does not take position ids"):
         shift(own, text, (64,), reading=FEW)

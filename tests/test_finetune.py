@@ -171,7 +171,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole, capsys)
         main(words)
     assert ended.value.code == 1 and "holds checkpoints of a run" in "".join(capsys.readouterr())
     main([*words, "--resume"])
-    assert "Going on from" in "".join(capsys.readouterr())
+    assert "Resuming from" in "".join(capsys.readouterr())
     ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
     assert ours.keys() == theirs.keys()
     for name in ours:
@@ -190,7 +190,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, text, whole, capsys):
     optimizer.write_bytes(content)
     main(["tiny_yarn", *resumable(output, text), "--resume"])
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "checkpoint-6 is not whole: optimizer.pt was altered" in said and "checkpoint-4" in said
+    assert "checkpoint-6 is not complete: optimizer.pt was altered" in said and "checkpoint-4" in said
     ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

@@ -44,7 +44,7 @@ SHARED = {
 }
 REFUSED = {
     "dropout": (["tiny_gpt2_rope", *PLAIN], "(attn_pdrop)"),
-    "documents": (["tiny_yarn", "--data.answer_weight=1.0"], "cross the borders of documents"),
+    "documents": (["tiny_yarn", "--data.answer_weight=1.0"], "cross document boundaries"),
     "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' rotates all keys anew"),
 }
 
@@ -177,7 +177,7 @@ def test_layers_that_count_tokens_are_refused():
         return args, {**kwargs, "position_ids": None, "position_embeddings": angles}
 
     model.model.layers[1].self_attn.register_forward_pre_hook(untold, with_kwargs=True, prepend=True)
-    with pytest.raises(PosencError, match="'llama' model are not told positions"):
+    with pytest.raises(PosencError, match="'llama' model do not get positions"):
         prepare_shared_text(model)
 
 
@@ -217,8 +217,8 @@ def launched(dataset: object = (), **sizes: int) -> tuple[SimpleNamespace, objec
 @pytest.mark.parametrize(
     "asked, said",
     [
-        (settings(data={"documents": "separate"}), "borders of documents"),
-        (settings(data={"short": {"share": 0.5, "length": 8}}), "borders of documents"),
+        (settings(data={"documents": "separate"}), "document boundaries"),
+        (settings(data={"short": {"share": 0.5, "length": 8}}), "document boundaries"),
         (settings(data={"answer_weight": 2.0}), "answer_weight: 1"),
         (settings(model={"objective": "masked"}), "causal models"),
         (settings(data={"stages": [{"length": 30, "steps": 1}]}), "a multiple of 4"),
@@ -235,7 +235,7 @@ def test_streams_and_other_ways_to_share_are_refused():
     with pytest.raises(PosencError, match="A stream of text"):
         refuse_sharded_text(settings(), *launched(StreamedRows(list, None), cp_size=2))
     for kind in ("tp_size", "sp_size"):
-        with pytest.raises(PosencError, match="which recipes do not know"):
+        with pytest.raises(PosencError, match="which recipes do not support"):
             refuse_sharded_text(settings(), *launched(**{kind: 2}))
 
 

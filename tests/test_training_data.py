@@ -144,7 +144,7 @@ def test_stages_come_one_after_the_other():
     asked = DataSettings(length=16, stages=[{"length": 8, "steps": 2}])
     rows = TrainingRows(Stream(DOCUMENTS), Plan(asked, stages(asked, 5, 2), 0, lambda row, _: causal_inputs(row)))
     assert [len(rows[i]["input_ids"]) for i in range(len(rows))] == [8] * 4 + [16] * 6
-    with pytest.raises(PosencError, match="none is left"):
+    with pytest.raises(PosencError, match="no step is left"):
         stages(asked, 2, 2)
 
 

@@ -74,7 +74,7 @@ def test_a_template_that_tells_too_little_is_refused(tokenizer):
     with pytest.raises(PosencError, match="this one has none"):
         of_chat(tokenizer, CHAT)
     tokenizer.chat_template = FORGETS
-    with pytest.raises(PosencError, match="writes earlier turns otherwise"):
+    with pytest.raises(PosencError, match="changes earlier turns"):
         of_chat(tokenizer, CHAT)
 
 
@@ -221,9 +221,9 @@ def test_records_that_do_not_fit_are_told(tmp_path, record, asked, said):
     [
         ({"path": "a.txt", "sources": [{"path": "b.txt"}]}, "path beside sources"),
         ({"format": "chat", "short": {"share": 0.1, "length": 4}}, "short would cut prompts"),
-        ({"format": "chat", "documents": "joined"}, "must not read the prompt of another"),
+        ({"format": "chat", "documents": "joined"}, "must not attend to another prompt"),
         ({"sources": [{"path": "a", "weight": 0.0}]}, "weight"),
-        ({"long_documents": {"tokens": 9, "weight": 2.0}, "streaming": True}, "found among all texts"),
+        ({"long_documents": {"tokens": 9, "weight": 2.0}, "streaming": True}, "needs all texts in memory"),
     ],
 )
 def test_what_makes_no_sense_together_is_refused(asked, said):

@@ -77,7 +77,7 @@ def test_an_mlp_reads_a_row_in_parts():
 @pytest.mark.parametrize(
     "family, asked, said",
     [
-        ("llama", "--train.offload=true", "where they are on a CPU"),
+        ("llama", "--train.offload=true", "where they are already"),
         ("bert", "--train.mlp_tokens=8", "no plain MLP"),
     ],
 )

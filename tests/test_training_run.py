@@ -226,7 +226,7 @@ def test_a_base_that_came_patched_is_measured_as_it_came(models, tmp_path):
     shutil.copy(models / "llama" / "tokenizer.json", tmp_path / "base")
     shutil.copy(models / "llama" / "tokenizer_config.json", tmp_path / "base")
     words = [f"--model.path={tmp_path / 'base'}", "--train.max_steps=1", "--scheme.target_length=16384"]
-    with pytest.raises(PosencError, match=r"stored with 'linear' positions, and an adapter rests"):
+    with pytest.raises(PosencError, match=r"saved with 'linear' positions, and an adapter needs"):
         train(settings(models, tmp_path / "out", *words))
     train(settings(models, tmp_path / "out", *words, "--tune={whole: true}"))
     figures = json.loads((tmp_path / "out" / "metrics.json").read_text())["figures"]

@@ -1,4 +1,4 @@
-"""How far a model can really read: perplexity, retrieval and the price in the short, for every scheme alike."""
+"""How long a text a model can use: perplexity, retrieval, and the cost on short texts, the same for every scheme."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What is seen of a run while it trains: how fast it reads, what of a row is padding, what the model writes."""
+"""Callbacks of a run: throughput and padding, a time limit, and generated texts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..evaluation.measures.texts import Document, bos_of
 from .resume import console
 
 WRITTEN = 48
-"""Tokens that a text is continued by."""
+"""Tokens to generate."""
 TEXTS = 2
 SHOWN = 80
-"""Characters of the text before them that are shown."""
+"""Characters of the prompt that are shown."""
 
 
 class ThroughputMeter:
-    """Tokens a second and the share of padding, since it was last read."""
+    """Tokens per second and the share of padding since the last reading."""
 
     def __init__(self, processes: int):
         self.processes = processes
@@ -61,7 +61,7 @@ class StopInTime(TrainerCallback):
 
 
 class Generations(TrainerCallback):
-    """Continues texts that were held out, up to the target length, every so many steps; also kept in a file."""
+    """Generates continuations of held-out texts at the target length; prints them and writes them to a file."""
 
     def __init__(self, documents: Sequence[Document], tokenizer: Any, length: int, steps: int, output: Path):
         self.documents, self.tokenizer, self.steps, self.output = documents[:TEXTS], tokenizer, steps, output
@@ -81,7 +81,7 @@ class Generations(TrainerCallback):
         model.train(training)
 
     def continued(self, model: Any, document: Document) -> tuple[str, str]:
-        """The end of a text, and what the model writes after it."""
+        """The end of a text, and its continuation by the model."""
         bos = bos_of(self.tokenizer, None)
         opening = [] if bos is None else [bos]
         ids = [*opening, *document.ids[: self.room - len(opening)].tolist()]

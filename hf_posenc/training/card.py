@@ -1,4 +1,4 @@
-"""The model card of a run: what was made, of what, how, and how it fares."""
+"""The model card of a run: base, settings, training and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = {
     "hf_posenc.training": ["hf-posenc", "train"],
     "hf_posenc": ["hf-posenc"],
 }
-"""What a module that was started by `python -m` is otherwise called."""
+"""The command that is the same as running a module with `python -m`."""
 CONTROL = "unpatched, tuned"
 
 
@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """What was typed, the launcher and its options included: they are in the command line of the parent process."""
+    """The command that was typed, including the launcher, which is found in the parent process."""
     import psutil  # type: ignore[import-untyped] # only this needs it
 
     try:
@@ -48,7 +48,7 @@ def command() -> str:
 
 
 def command_as_typed(words: Sequence[str]) -> list[str] | None:
-    """A command line from the name of the command on; None if it starts no training of ours."""
+    """A command line without the path of its program; None if it does not start our training."""
     if not any(word.endswith("hf_posenc.training") or word == "train" for word in words):
         return None
     names = [Path(word).name for word in words]
@@ -62,7 +62,7 @@ def command_as_typed(words: Sequence[str]) -> list[str] | None:
 
 
 def results(rows: Sequence[Row]) -> str:
-    """Loss and passkeys by length, one line for each state of the model."""
+    """Tables of loss and passkeys by length, one line for each state of the model."""
     lengths = sorted({row.length for row in rows})
     states = list(dict.fromkeys(row.scheme for row in rows))
     figures: dict[str, Callable[[Sequence[Row], str, int], str]] = {
@@ -90,7 +90,7 @@ def _accuracy(task: str, rows: Sequence[Row], state: str, length: int) -> str:
 
 
 def passkeys(rows: Sequence[Row], state: str, length: int) -> tuple[float, int] | None:
-    """The share of trials in which the first integer that was written is the key, and how many there were."""
+    """The share of trials in which the first generated integer is the key, and the number of trials."""
     found = [r for r in rows if (r.task, r.protocol, r.scheme, r.length) == ("passkey", "generation", state, length)]
     trials = sum(r.n for r in found)
     return (sum(r.value * r.n for r in found) / trials, trials) if trials else None
@@ -102,7 +102,7 @@ def _passkeys(rows: Sequence[Row], state: str, length: int) -> str:
 
 
 def card(settings: Settings, rows: Sequence[Row], facts: dict[str, Any]) -> str:
-    """The card of what a run wrote: Markdown with the metadata that the hub reads."""
+    """The card of a run: Markdown with the metadata that the hub reads."""
     adapter = settings.tune.lora is not None
     lines = [
         "Load it with `hf_posenc.load(path)`, which patches the base model first and refuses one that does not fit."
@@ -158,7 +158,7 @@ def _run_facts(settings: Settings, facts: dict[str, Any]) -> list[str]:
 
 
 def precision(settings: Settings) -> str:
-    """What the model computes in."""
+    """The precision that the model computes in."""
     if settings.model.dtype != "float32":
         return settings.model.dtype
     return "bfloat16 by autocast" if settings.train.bf16 else "float32"

@@ -1,4 +1,4 @@
-"""What a run is refused for, before anything is measured or trained."""
+"""Checks of a run before anything is measured or trained."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ PACKAGES = {
         "paged_adamw_8bit": "bitsandbytes",
     },
 }
-"""What keys need to be installed, by their value."""
+"""Packages that values of keys need."""
 
 
 def refuse_output(settings: Settings) -> None:
-    """Raise where nothing can be written."""
+    """Raise if the output folder cannot be written."""
     output = Path(settings.output).absolute()
     lowest = next(path for path in (output, *output.parents) if path.exists())
     if not lowest.is_dir():
-        raise PosencError(f"output: {lowest} is a file, and a folder is written. Name another --output.")
+        raise PosencError(f"output: {lowest} is a file, not a folder. Name another --output.")
     if not os.access(lowest, os.W_OK):
-        raise PosencError(f"output: nothing may be written to {lowest}. Name another --output.")
+        raise PosencError(f"output: no permission to write to {lowest}. Name another --output.")
 
 
 def refuse_absent_packages(settings: Settings) -> None:
-    """Raise where a package that the recipe asks for is not installed."""
+    """Raise if a package that the recipe needs is not installed."""
     for (section, key), packages in PACKAGES.items():
         value = getattr(getattr(settings, section), key)
         package = packages.get(value)
@@ -63,33 +63,33 @@ def refuse_absent_packages(settings: Settings) -> None:
 
 
 def refuse_other_launch(settings: Settings, found: int, world: int) -> None:
-    """Raise where fewer processes share the work than were meant to: launchers run one, or copies, without a word."""
+    """Raise if fewer processes share the work than intended: launchers may silently run one, or copies."""
     wanted = settings.train.processes
     if world != found:
         raise PosencError(
-            f"{world} processes were launched, and each believes to be one of {found}: they would all train the same. "
+            f"{world} processes were launched, but each knows of {found}: they would all train the same. "
             f"On CPUs launch with {launch_option('cpu')}."
         )
     if wanted is not None and wanted != found:
         raise PosencError(
-            f"train.processes is {wanted}, and {found} are running. accelerate runs one where it is told --cpu or "
+            f"train.processes is {wanted}, and {found} are running. accelerate runs only one with --cpu or "
             f"MULTI_CPU: launch with {launch_option('cpu')} and --num_processes."
         )
 
 
 def refuse_small_batches(settings: Settings, processes: int) -> None:
-    """Raise where a contrastive batch has nothing to tell apart, or is spread over processes."""
+    """Raise if a contrastive batch has only one row, or is spread over processes."""
     if settings.model.objective != "contrastive":
         return
     if settings.train.per_device_train_batch_size < 2 or processes > 1:
         raise PosencError(
-            "model.objective: contrastive tells the rows of one batch apart: it takes one process and "
+            "model.objective: contrastive compares the rows of one batch: it needs one process and "
             "train.per_device_train_batch_size from 2 up."
         )
 
 
 def refuse_misfit(settings: Settings, model: Any, tokenizer: Any) -> None:
-    """Raise where the rows would not fit the model."""
+    """Raise if the rows do not fit the model."""
     longest, where = settings.data.reach, places(model)
     described: Any = describe(model) if is_patched(model) else None
     reach = described.target_length if described else config_length(where) if where.has_table else None
@@ -105,29 +105,31 @@ def refuse_misfit(settings: Settings, model: Any, tokenizer: Any) -> None:
 
 
 def refuse_other_base(settings: Settings, came: Record | None, now: Record | None) -> None:
-    """Raise where an adapter would be trained on other positions than its base is stored with: it could not load."""
+    """Raise if an adapter would be trained on other positions than its saved base has: it could not be loaded."""
     if came is not None and came != now and not settings.tune.whole and settings.tune.lora is not None:
         raise PosencError(
-            f"{settings.model.path} is stored with {came.scheme.name!r} positions, and an adapter rests on its base "
-            "as it is stored. Leave the scheme out of the recipe to tune it as it is, or name the model below it."
+            f"{settings.model.path} is saved with {came.scheme.name!r} positions, and an adapter needs its base as it "
+            "was saved. Leave the scheme out of the recipe to tune it as it is, or name the original model."
         )
 
 
 def refuse_merging(settings: Settings, merged: bool, came: Record | None) -> None:
-    """Raise where there would be nothing to merge, or nothing to merge it into."""
+    """Raise if there is no adapter to merge, or no base to merge it into."""
     if not merged:
         return
     if settings.tune.lora is None:
-        raise PosencError("--merge merges adapters, and this recipe trains none: its model/ is whole. Leave it out.")
+        raise PosencError(
+            "--merge merges adapters, and this recipe trains none: it saves a whole model. Leave --merge out."
+        )
     if came is not None and settings.model.quantize is not None:
         raise PosencError(
-            f"--merge: {settings.model.path} is stored patched, and held in 4 bits (model.quantize), which cannot be "
-            "undone below a patch. Leave it out, or name the model below it."
+            f"--merge: {settings.model.path} is saved patched, and held in 4 bits (model.quantize), which cannot be "
+            "undone below a patch. Leave --merge out, or name the original model."
         )
 
 
 def refuse_targets(settings: Settings, model: Any) -> None:
-    """Raise where nothing would be trained, or a projection is named that the model has not: PEFT skips those."""
+    """Raise if nothing would be trained, or a named projection does not exist, which PEFT would skip."""
     asked = settings.tune
     if asked.whole:
         return
@@ -150,7 +152,7 @@ def refuse_targets(settings: Settings, model: Any) -> None:
 
 
 def refuse_other_head(settings: Settings, model: Any, rows: Any) -> None:
-    """Raise where the loss cannot be taken inside the output layer, unless it need not be."""
+    """Raise if the loss cannot be computed inside the output layer, where that is needed."""
     if settings.train.full_logits or settings.model.objective == "contrastive":
         return
     head = LossHead(model)
@@ -161,26 +163,24 @@ def refuse_other_head(settings: Settings, model: Any, rows: Any) -> None:
 
 
 def refuse_recomputing(settings: Settings, model: Any, device: str) -> None:
-    """Raise where layers cannot be computed again as asked."""
+    """Raise if layers cannot be recomputed as the recipe asks."""
     asked = settings.train
     if not asked.gradient_checkpointing:
         return
     if not model.supports_gradient_checkpointing:
         raise PosencError(f"train.gradient_checkpointing: {type(model).__name__} cannot recompute its layers.")
     if asked.offload and device == "cpu":
-        raise PosencError(
-            "train.offload moves activations to the host's memory, where they are on a CPU: leave it out."
-        )
+        raise PosencError("train.offload moves activations to CPU memory, where they are already: leave it out.")
     if asked.mlp_tokens is not None:
         plain_mlps(model)
 
 
 def refuse_generations(settings: Settings, documents: Sequence[Document], sharded: bool) -> None:
-    """Raise where texts cannot be continued while training."""
+    """Raise if texts cannot be generated while training."""
     if settings.train.generate_steps is None:
         return
     if settings.model.objective != "causal" or sharded:
-        raise PosencError("train.generate_steps: texts are continued by causal models, whose parameters are whole.")
+        raise PosencError("train.generate_steps needs a causal model whose parameters are not sharded.")
     if len(documents[0].ids) < settings.data.reach:
         raise PosencError(
             f"train.generate_steps continues texts at {settings.data.reach} tokens, and the longest that is held out "
@@ -189,9 +189,9 @@ def refuse_generations(settings: Settings, documents: Sequence[Document], sharde
 
 
 def refuse_full_disk(settings: Settings, trained: int, parameters: int, merged: bool) -> None:
-    """Raise where checkpoints would not find room."""
+    """Raise if checkpoints would not fit on the disk."""
     size = torch.empty(0, dtype=getattr(torch, settings.model.dtype)).element_size()
-    # Masters and the two moments of Adam, in fp32; one checkpoint is written before an old one is removed.
+    # Master weights and the two moments of Adam, in fp32. A checkpoint is written before an old one is removed.
     checkpoint = 12 * trained
     final = (parameters if settings.tune.whole else trained) * size + (parameters * size if merged else 0)
     wanted = checkpoint * (settings.train.save_total_limit + 1) + final

@@ -14,14 +14,14 @@ USAGE = """Fine-tune a model with other positions, to read longer texts.
     accelerate launch -m hf_posenc.training RECIPE ...
 
 RECIPE is the name of one that comes with the package (`hf-posenc recipes` lists them) or a YAML file of your own;
---section.key=value overrides it. --resume goes on from the newest whole checkpoint, --merge also writes a model that
-needs no adapter, --control also tunes the unpatched model on the same rows and shows it beside. --dry-run tells what a
-run would read and take, and its first row, and trains nothing."""
+--section.key=value overrides its keys. --resume continues from the newest complete checkpoint. --merge also writes the
+merged model. --control also trains the unpatched model on the same rows, for comparison. --dry-run shows what a run
+would read and need, and its first row, without training."""
 FLAGS = frozenset({"--resume", "--merge", "--control", "--dry-run"})
 
 
 def main(words: Sequence[str]) -> None:
-    """Run the recipe that is named; a mistake is answered with its message alone."""
+    """Run a recipe; errors are printed as messages."""
     if {"--help", "-h"} & set(words):
         print(USAGE)
         return
@@ -29,10 +29,10 @@ def main(words: Sequence[str]) -> None:
     if len(named) != 1:
         sys.exit(USAGE)
     try:
-        recipe_path(named[0])  # before what takes seconds to import
+        recipe_path(named[0])  # before slow imports
         _run(named[0], words)
     except PosencError as error:
-        # In one piece at any width: paths and commands are to be copied.
+        # Not wrapped, so that paths and commands can be copied.
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Pairs that belong together, cut from one text, and the loss that brings their embeddings together."""
+"""Contrastive training: pairs of texts cut from one document, and the loss on their embeddings."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .rows import Row, positions_of
 
 TEMPERATURE = 0.05
 QUERY = 64
-"""Tokens that are asked with."""
+"""Tokens of a query."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """A stretch of a text is the query, what stands around it the document: the inverse cloze task."""
+    """The inverse cloze task: a stretch of text is the query, the text around it the document."""
 
     opening: Sequence[int]
     closing: Sequence[int]
     query: int = QUERY
     kept: float = 0.5
-    """How often the document keeps the stretch, so that words are matched as well as meaning."""
+    """How often the document keeps the stretch, so that words are matched too, not only meaning."""
 
     def inputs(self, row: Row, rng: random.Random) -> dict[str, Tensor]:
         ids = list(row.ids)
         size = min(self.query, len(ids) // 2)
         start = rng.randrange(len(ids) - size + 1)
         query = ids[start : start + size]
-        # As long in either case, so that nothing is padded.
+        # Equally long in both cases, so that nothing is padded.
         document = ids[:-size] if rng.random() < self.kept and start + size <= len(ids) - size else None
         document = document or ids[:start] + ids[start + size :]
         made = {"input_ids": document, "query_ids": query}
@@ -43,7 +43,7 @@ class Pairs:
 
 
 def mean_states(model: Any, **inputs: Tensor) -> Tensor:
-    """Unit vectors: the mean of the last states, as sentence embedders take it. Rows have no padding."""
+    """Unit vectors: the mean of the last hidden states, as in sentence embedders. Rows have no padding."""
     return F.normalize(model(**inputs).last_hidden_state.float().mean(1), dim=-1)
 
 

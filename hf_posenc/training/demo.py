@@ -1,4 +1,4 @@
-"""How far does the model inside this package read, what do schemes change, and what does a minute of LoRA add?
+"""How does the model inside this package do past its trained length, with schemes, and after a minute of LoRA?
 
     python -m hf_posenc.training.demo
 
@@ -35,7 +35,7 @@ from .stdlib import stdlib_texts
 LENGTHS = (256, 512, 1024)
 TRAINED = LENGTHS[0]
 REACH = 1280
-"""What schemes are made for: a quarter more than is read, since they are weakest at their end."""
+"""The target length of schemes: a quarter more than is measured, since they are weakest at the end."""
 SCHEMES: dict[str, dict[str, Any]] = {
     "linear": {"target_length": REACH},
     "ntk": {"target_length": REACH},
@@ -47,7 +47,7 @@ console = Console()
 
 
 def measure_untrained(name: str, asked: MeasureSettings) -> list[Row]:
-    """The model as it is, and with each scheme, measured alike."""
+    """Measure the unpatched model, and each scheme without training."""
     model, tokenizer = load(name, dtype=torch.float32), AutoTokenizer.from_pretrained(model_path(name))
     documents = held_out_documents(list(stdlib_texts(held_out=True).values()), tokenizer, max(LENGTHS), asked)
 
@@ -64,7 +64,7 @@ def measure_untrained(name: str, asked: MeasureSettings) -> list[Row]:
 
 
 def train_recipe(recipe: str, output: Path, name: str, asked: MeasureSettings, steps: int) -> list[Row]:
-    """What `hf-posenc train` does, in fewer steps; the figures after it."""
+    """Run a recipe with fewer steps, and return the results after it."""
     settings = read_settings(
         recipe,
         [
@@ -99,7 +99,7 @@ def passkey_share(rows: list[Row], label: str, length: int) -> float:
 
 
 def story(rows: list[Row], asked: MeasureSettings) -> str:
-    """What the figures say, whatever they are."""
+    """The results in words."""
     base, far = (perplexity(rows, "unpatched", n) for n in (TRAINED, LENGTHS[-1]))
     best = min(SCHEMES, key=lambda scheme: perplexity(rows, scheme, LENGTHS[-1]))
     end = LENGTHS[-1]
@@ -111,14 +111,14 @@ def story(rows: list[Row], asked: MeasureSettings) -> str:
         f"After LoRA: {perplexity(rows, TUNED, end):.1f} and {passkey_share(rows, TUNED, end):.0%} with yarn, "
         f"{perplexity(rows, CONTROL, end):.1f} and {passkey_share(rows, CONTROL, end):.0%} without a scheme "
         "(the control).\n"
-        f"Passkeys of the two tuned models are task-trained: three of ten of their rows hid a number. "
+        f"The tuned models saw passkey examples in training (three of ten rows), so their scores are optimistic. "
         f"{asked.passkeys} trials at each length; the first integer that is written must be the key."
     )
 
 
 @torch.no_grad()
 def check(adapter: Path, merged: Path) -> str:
-    """The adapter from disk knows its scheme, and the merged model needs no adapter to be the same."""
+    """Check that the saved adapter has its scheme, and that the merged model computes the same."""
     model, whole = (load(path, dtype=torch.float32).eval() for path in (adapter, merged))
     check_model(model.get_base_model())
     ids = torch.arange(3, 515)[None] % model.config.vocab_size
@@ -140,7 +140,7 @@ def main(name: str, output: Path, steps: int, trials: int) -> None:
     console.print(table(rows))
     console.print(story(rows, asked))
     about = {"title": "tiny, trained at 256 tokens", "trained_length": TRAINED, "versions": versions()}
-    strict = [row for row in rows if row.protocol != "likelihood"]  # what is written counts here
+    strict = [row for row in rows if row.protocol != "likelihood"]  # only generated answers count here
     for suffix in (".png", ".md"):
         write(strict, output / f"demo{suffix}", about)
     console.print(check(output / "tiny_yarn" / "adapter", output / "tiny_yarn" / "merged"))

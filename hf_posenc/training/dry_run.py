@@ -1,4 +1,4 @@
-"""`--dry-run`: what a run would read, take and write, without training; whatever would be refused is."""
+"""`--dry-run`: print what a run would read, need and write. It makes all checks, but does not train."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .trainer import rows_a_step
 from .tuning import estimate_trainable
 
 SOME = 32
-"""Rows that shares are counted in."""
+"""Rows from which shares of tokens are computed."""
 SHOWN = 300
-"""Characters of the first row's ends."""
+"""Characters shown of each end of the first row."""
 GB = 1e9
 ERROR = 0.3
-"""How far the estimate of memory may be off, of a dense decoder: a test holds it so."""
+"""The tested error of the memory estimate, for dense decoders."""
 
 
 def dry_run(settings: Settings, merged: bool = False) -> None:
-    """Show what a run would be."""
+    """Print what a run would do."""
     run = prepare(settings, merged=merged)
     a_step, steps = rows_a_step(run.args), settings.train.max_steps
     rows = list(islice(iter(run.rows), SOME))
@@ -53,7 +53,7 @@ def dry_run(settings: Settings, merged: bool = False) -> None:
 
 
 def memory_lines(run: Run) -> dict[str, str]:
-    """About what a step takes on each device, where parameters are whole, and how far from it that may be."""
+    """Estimated memory of a step on each device with whole parameters, and the error of the estimate."""
     step = estimate_step(run.model, run.settings)
     told = {
         "memory": f"about {step.peak / GB:.1f} GB of tensors a process, give or take {ERROR:.0%}",

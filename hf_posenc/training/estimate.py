@@ -1,4 +1,4 @@
-"""What a training step holds in memory, about: from the shape of the model, and how its rows are read."""
+"""An estimate of the memory of a training step, from the sizes of the model and the settings."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from .settings import Settings
 from .tuning import adapted_layers, estimate_trainable, layer_sizes
 
 FULL = 4
-"""Bytes of a value in fp32, as what is trained is held and its gradients are."""
+"""Bytes of a value in fp32, for trained parameters and their gradients."""
 MOMENTS = {"adamw_torch_8bit": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "adafactor": 0}
-"""Bytes that an optimizer keeps of each value, where it is not Adam's two moments in fp32."""
+"""Bytes of optimizer state for each value, for optimizers other than Adam in fp32."""
 NARROW, WIDE = 12, 4
-"""Vectors of a token that a layer keeps for its gradient: as wide as its input, and as its MLP."""
+"""Vectors that a layer keeps of each token for its gradient: of the hidden size, and of the MLP's width."""
 FROZEN = 3
-"""Of the latter where nothing that is trained reads what comes of them."""
+"""Vectors of the MLP's width, if nothing that is trained reads its output."""
 DROPPED = 5
-"""Bytes of an input that an adapter drops a share of: what is left of it in fp32, and which values these are."""
+"""Bytes of an adapter's input value with dropout: the value in fp32, and the mask."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Bytes of a step, by what they are for."""
+    """Bytes of a step, by purpose."""
 
     weights: float
     trained: float
-    """What is trained, in fp32, with its moments."""
+    """Trained parameters in fp32, with optimizer state."""
     gradients: float
     activations: float
-    """From the forward to the backward pass."""
+    """Kept from the forward to the backward pass."""
     loss: float
-    """While it is taken: the most logits, and the gradients that are taken with them."""
+    """While the loss is computed: logits, and the gradients computed with them."""
     layer: float
-    """While its gradient is taken."""
+    """While the gradient of one layer is computed."""
 
     @property
     def peak(self) -> float:
-        """The loss and the layers come one after the other."""
+        """The peak: the loss and the layers follow each other."""
         later = max(self.loss, self.gradients + self.layer)
         return self.weights + self.trained + self.activations + later
 
 
 def estimate_step(model: Any, asked: Settings) -> Step:
-    """A step of a patched model, on a device that holds all of it."""
+    """Estimate a step of a patched model on a device that holds all of it."""
     size = torch.empty(0, dtype=getattr(torch, asked.model.dtype)).element_size()
     count = estimate_trainable(model, asked.tune)
     lifted = count * size if asked.tune.lora is None else 0  # in place; PEFT trains copies
@@ -62,7 +62,7 @@ def estimate_step(model: Any, asked: Settings) -> Step:
 
 
 def activations(model: Any, asked: Settings, size: int) -> tuple[float, float]:
-    """What is kept for the backward pass, and what it computes of one layer at a time."""
+    """Bytes kept for the backward pass, and bytes that it needs for one layer at a time."""
     train, config = asked.train, model.config.get_text_config()
     tokens, hidden, layers = tokens_at_once(asked), config.hidden_size, config.num_hidden_layers
     computed = min(size, 2) if train.bf16 else size
@@ -81,7 +81,7 @@ def activations(model: Any, asked: Settings, size: int) -> tuple[float, float]:
 
 
 def adapter_inputs(model: Any, asked: Settings, size: int) -> float:
-    """Bytes of a token that adapters keep beside what they adapt keeps: they read in fp32, and may drop a share."""
+    """Extra bytes of a token that adapters keep: their input in fp32, and dropout."""
     each = (FULL if size < FULL else 0) + (DROPPED if asked.tune.lora and asked.tune.lora.lora_dropout else 0)
     return each * sum(layer_sizes(layer)[0] for layer in adapted_layers(model, asked.tune))
 

@@ -1,4 +1,4 @@
-"""Prompts and what answers them: only answers are learned, and no example is cut from its prompt."""
+"""Examples of prompts and answers: only answers are trained on, and examples are never cut."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..errors import PosencError
 from .rows import Cutter, Row, endless
 
 GENERATION = "{% generation"
-"""How a template marks what the assistant says, where it does."""
+"""How a chat template marks the assistant's turns, if it does."""
 
 
 class Tokens(NamedTuple):
-    """An example: its tokens, and which of them are learned."""
+    """An example: its tokens, and which of them are trained on."""
 
     ids: list[int]
     predicted: list[bool]
 
 
 def of_prompt(tokenizer: Any, example: tuple[str, str]) -> Tokens:
-    """BOS, the prompt, what completes it, EOS. The two are tokenized apart, as they are met when it is used."""
+    """BOS, prompt, completion, EOS. Both are tokenized separately, as when the model is used."""
     bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
     prompt, completion = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in example)
     before, after = [*bos, *prompt], [*completion, *eos]
@@ -29,7 +29,7 @@ def of_prompt(tokenizer: Any, example: tuple[str, str]) -> Tokens:
 
 
 def of_chat(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> Tokens:
-    """A chat by the tokenizer's template; what the assistant says, to the end of each turn, is learned."""
+    """A chat by the tokenizer's template. The assistant's turns, with their ends, are trained on."""
     template = tokenizer.chat_template
     if not template:
         raise PosencError(
@@ -51,7 +51,7 @@ def of_chat(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> Tokens:
 
 
 def assistant_spans(tokenizer: Any, messages: Sequence[dict[str, Any]], text: str) -> Iterator[tuple[int, int]]:
-    """Where in the text the assistant speaks: from the prompt for its turn to the end of that turn."""
+    """The character spans of the assistant's turns, after the generation prompt."""
     for at, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -59,8 +59,8 @@ def assistant_spans(tokenizer: Any, messages: Sequence[dict[str, Any]], text: st
         told = tokenizer.apply_chat_template(messages[: at + 1], tokenize=False)
         if not told.startswith(asked) or not text.startswith(told):
             raise PosencError(
-                "The tokenizer's chat template writes earlier turns otherwise once later ones follow, so that it "
-                "cannot be told which tokens are the assistant's. Use one that marks them ({% generation %})."
+                "The tokenizer's chat template changes earlier turns when later ones follow, so the assistant's "
+                "tokens cannot be found. Use a template that marks them ({% generation %})."
             )
         yield len(asked), len(told)
 
@@ -69,7 +69,7 @@ READ: dict[str, Callable[[Any, Any], Tokens]] = {"prompt_completion": of_prompt,
 
 
 def usable_examples(examples: Iterable[Tokens], length: int) -> Iterator[Tokens]:
-    """Examples that teach something and find room in a row."""
+    """Examples that have tokens to train on, and fit into a row."""
     return (example for example in examples if any(example.predicted) and len(example.ids) <= length)
 
 
@@ -83,7 +83,7 @@ def refuse_long(examples: Sequence[Tokens], length: int, name: str) -> None:
 
 
 class Examples:
-    """Whole examples, packed into rows; what is left of a row is padding."""
+    """Whole examples packed into rows, with padding at the end."""
 
     def __init__(self, examples: Sequence[Tokens], pad: int):
         self.examples, self.pad = examples, pad
@@ -124,7 +124,7 @@ class Examples:
 
 
 def pack_examples(examples: Sequence[Tokens], room: int, pad: int) -> Row:
-    """A row of examples, each a piece of its own, and padding behind them."""
+    """A row of examples, each a separate piece, with padding after them."""
     ids = [token for example in examples for token in example.ids]
     predicted = [mark for example in examples for mark in example.predicted]
     pieces = [len(example.ids) for example in examples]
@@ -135,7 +135,7 @@ def pack_examples(examples: Sequence[Tokens], room: int, pad: int) -> Row:
 
 
 def whole_examples(examples: Callable[[], Iterator[Tokens]], pad: int) -> Cutter:
-    """Rows of whole examples as they come."""
+    """Rows of whole examples from a stream."""
     source = endless(examples)
     waiting: list[Tokens] = []
 

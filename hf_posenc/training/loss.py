@@ -1,7 +1,7 @@
-"""The loss of a language model without all logits at once: its head answers with the loss instead of logits.
+"""The loss of a language model without all logits at once: its head returns the loss instead of logits.
 
-Logits of 8192 tokens over 49,152 words take gigabytes, several times over. The head's own forward, where its weights
-are whole even when they are sharded, computes the loss in parts that are thrown away.
+Logits of 8192 tokens over 49,152 words take several gigabytes. The loss is computed in parts inside the head's own
+forward, since sharded weights are whole there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .master_weights import master
 from .rows import IGNORED
 
 LOGITS = 2**24
-"""How many are held at once, in fp32."""
+"""How many logits are in memory at once, in fp32."""
 
 
 def linear_loss(
@@ -33,9 +33,9 @@ def linear_loss(
     counted: Tensor | None = None,
     size: int | None = None,
 ) -> Tensor:
-    """The sum of cross entropies of `hidden @ weight.T + bias` in fp32, of which only `size` rows exist at a time.
+    """The sum of cross entropies of `hidden @ weight.T + bias` in fp32, with only `size` rows in memory at a time.
 
-    `counted` says how much each token counts; products are taken in the precision of `hidden`.
+    `counted` are the weights of tokens. Matrix products are computed in the precision of `hidden`.
     """
     kept = targets != IGNORED
     if not bool(kept.all()):
@@ -46,12 +46,12 @@ def linear_loss(
 
 
 def rows_at_once(vocabulary: int) -> int:
-    """How many rows of logits exist at a time."""
+    """How many rows of logits are in memory at a time."""
     return max(128, min(4096, LOGITS // vocabulary))
 
 
 class _InParts(torch.autograd.Function):
-    """Gradients are taken with each part, while its logits are there: nothing is computed twice."""
+    """Gradients are computed with each part, while its logits are in memory, so nothing is computed twice."""
 
     @staticmethod
     def forward(
@@ -77,22 +77,22 @@ class _InParts(torch.autograd.Function):
                 logits = F.linear(hidden[here], read, shift).float()
                 total += _part(logits, targets[here], count)
                 _add_gradients(own, logits, hidden, read, here)
-                del logits  # before the next part is made: two of them would be held at once
+                del logits  # before the next part: otherwise two parts would be in memory
         ctx.save_for_backward(*own)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: Any) -> Any:
-        # In place: that of the weights is as large as they are, and a second backward pass is an error, not another.
+        # In place, since the gradient of the weights is large. A second backward pass is an error.
         own = [None if grad is None else grad.mul_(outer[0].to(grad.dtype)) for grad in ctx.saved_tensors]
         return *own, None, None, None, None
 
 
 def _part(logits: Tensor, targets: Tensor, counted: Tensor | None) -> Tensor:
-    """The loss of a part; its logits become what the gradient of that loss with respect to them is."""
+    """The loss of a part. Its logits are overwritten by the gradient of the loss with respect to them."""
     wanted = targets[:, None]
-    logits.sub_(logits.amax(-1, keepdim=True))  # all in place: as many logits again would be as much memory again
+    logits.sub_(logits.amax(-1, keepdim=True))  # all in place, to save memory
     own = logits.gather(1, wanted)
     every = logits.exp_().sum(-1, keepdim=True)
     losses = (every.log() - own)[:, 0]
@@ -118,7 +118,7 @@ def _add_gradients(own: list[Tensor | None], logits: Tensor, hidden: Tensor, rea
 
 @dataclass
 class Wanted:
-    """What the head is to predict, while it answers with the loss."""
+    """The targets of the head while it returns the loss."""
 
     targets: Tensor | None = None
     answers: Tensor | None = None
@@ -126,14 +126,14 @@ class Wanted:
 
     @property
     def counted(self) -> Tensor | None:
-        """How much each token counts, unless all count alike."""
+        """The weight of each token; None if all are equal."""
         if self.answers is None or self.weight == 1:
             return None
         return torch.where(self.answers.flatten(), self.weight, 1.0)
 
 
 class LossHead:
-    """Stands in for the forward of a model's output layer. Outside of `expecting` it makes logits as ever."""
+    """Replaces the forward of a model's output layer. Outside of `expecting` it returns logits as usual."""
 
     def __init__(self, model: Any):
         self.layer = output_layer(model)
@@ -147,14 +147,14 @@ class LossHead:
             return self.own(hidden)
         if hidden.shape[:2] != targets.shape:
             raise PosencError(
-                f"The head was given {tuple(hidden.shape[:2])} tokens and {tuple(targets.shape)} are to be predicted: "
+                f"The head was given {tuple(hidden.shape[:2])} tokens, and {tuple(targets.shape)} have targets: "
                 "this model cannot be trained without all logits. Set train.full_logits: true."
             )
         weight, bias = master(self.layer, "weight"), master(self.layer, "bias")
         assert weight is not None
         flat = hidden.flatten(0, 1).to(compute_dtype(self.layer))
         loss = linear_loss(flat, weight, bias, targets.flatten(), self.wanted.counted)
-        return loss.reshape(1, 1, 1).clone()  # FSDP2 hangs a hook on it, which a view may lose
+        return loss.reshape(1, 1, 1).clone()  # FSDP2 adds a hook to it, which a view may lose
 
     @contextlib.contextmanager
     def expecting(self, wanted: Wanted) -> Iterator[None]:
@@ -169,7 +169,7 @@ class LossHead:
 
 
 def compute_dtype(layer: nn.Module) -> torch.dtype:
-    """What torch's own linear layer would compute in here."""
+    """The dtype that torch's linear layer would compute in here."""
     weight = master(layer, "weight")
     assert weight is not None
     if torch.is_autocast_enabled(weight.device.type):
@@ -179,24 +179,24 @@ def compute_dtype(layer: nn.Module) -> torch.dtype:
 
 
 def output_layer(model: Any) -> Any:
-    """The linear layer that makes logits, inside whatever PEFT has put around it."""
+    """The linear layer that computes logits, without PEFT's wrappers."""
     layer = active_copy(model.get_output_embeddings())
     if not isinstance(layer, nn.Linear):
         raise PosencError(
-            f"The logits of {type(model).__name__} are made by a {type(layer).__name__}, not by a plain linear layer: "
-            "its loss takes all logits at once. Set train.full_logits: true."
+            f"The logits of {type(model).__name__} are computed by a {type(layer).__name__}, not by a plain linear "
+            "layer: its loss needs all logits at once. Set train.full_logits: true."
         )
     return layer
 
 
 def shift_labels(labels: Tensor) -> Tensor:
-    """The label of the token after each."""
+    """For each token, the label of the next one."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 @torch.no_grad()
 def refuse_other_loss(model: Any, head: LossHead, inputs: dict[str, Tensor], causal: bool) -> None:
-    """Raise where the head's loss is not the model's own: it may scale or cap its logits after the head."""
+    """Raise if the head's loss is not the model's: a model may scale or cap its logits after the head."""
     ids, labels = (inputs[name][:1, :64].to(model.device) for name in ("input_ids", "labels"))
     if bool((labels == IGNORED).all()):
         labels = ids
@@ -211,11 +211,11 @@ def refuse_other_loss(model: Any, head: LossHead, inputs: dict[str, Tensor], cau
     finally:
         watch.remove()
         model.train(training)
-    # Its very logits, whatever the precision: only a model that leaves them alone can do without them.
+    # The logits must be exactly those of the head: then the model does not change them.
     same = len(made) == 2 and made[0].shape == own.shape and torch.equal(made[0], own)
     if not same or not torch.equal(made[1].sum(), found):
         plain = F.cross_entropy(own.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED)
         raise PosencError(
             f"{type(model).__name__} changes its logits after the output layer (own loss {float(plain):.4f}, found "
-            f"{float(found):.4f}), so that its loss takes all of them at once. Set train.full_logits: true."
+            f"{float(found):.4f}), so its loss needs all of them at once. Set train.full_logits: true."
         )

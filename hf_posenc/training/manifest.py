@@ -1,4 +1,4 @@
-"""Which checkpoints are whole. A manifest is written last; a checkpoint that does not match its own is not used."""
+"""Which checkpoints are complete. A manifest is written last; one that does not match is not used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def write_manifest(folder: Path, settings: dict[str, Any]) -> None:
-    """Note every file of a checkpoint, by size and sha256, and the run's settings. Appears whole or not at all."""
+    """Write sizes and hashes of all files of a checkpoint, and the settings of the run, atomically."""
     files = {
         str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.rglob("*"))
@@ -38,12 +38,12 @@ def sha256(path: Path) -> str:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is whole."""
+    """What is wrong with a checkpoint; None if it is complete."""
     try:
         files = json.loads((folder / FILE).read_text(encoding="utf-8"))["files"]
         wanted = [(folder / name, int(f["size"]), str(f["sha256"])) for name, f in files.items()]
     except FileNotFoundError:
-        return f"it has no {FILE}, so that its writing was not finished"
+        return f"it has no {FILE}, so it was not written completely"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {FILE} is damaged"
     for path, size, digest in wanted:
@@ -59,7 +59,7 @@ def damage(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class NewestCheckpoint:
-    """The newest whole checkpoint, and what was passed over on the way to it."""
+    """The newest complete checkpoint, and newer ones that are damaged."""
 
     checkpoint: Path | None
     damaged: dict[str, str]
@@ -76,7 +76,7 @@ def newest_whole(output: Path) -> NewestCheckpoint:
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Folders of checkpoints, the newest first."""
+    """Folders of checkpoints, newest first."""
     found = [(int(match[1]), path) for path in output.glob("checkpoint-*") if (match := NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, reverse=True)]
 
@@ -84,7 +84,7 @@ def checkpoints(output: Path) -> list[Path]:
 def refuse_other_settings(
     folder: Path, settings: dict[str, Any], completed: Callable[[Any], Any] = lambda raw: raw
 ) -> None:
-    """Raise where a run would go on with other settings than it began with: it would be neither run.
+    """Raise if a run would resume with other settings than it started with.
 
     `complete_settings` adds to what was stored the keys that a release before this one did not know.
     """

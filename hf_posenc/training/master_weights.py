@@ -1,8 +1,8 @@
-"""Trained parameters in fp32, whatever the model computes in.
+"""Master weights: trained parameters in fp32, whatever precision the model computes in.
 
-AdamW at 2e-5 moves a weight of 1 by less than bf16 can tell, and nothing would be learned, without a word. So what is
-trained is held in fp32, where gradients and small updates add up; layers read it rounded, which is also how it is
-written at the end. Frozen weights stay as they are.
+AdamW at 2e-5 moves a weight of 1 by less than bf16 can represent, so nothing would be learned, silently. Trained
+parameters are therefore held in fp32, where small updates add up. Layers read them rounded, which is also how they are
+saved at the end. Frozen weights stay as they are.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..compat.pytorch import parameter_of
 
 
 def keep_master_weights(model: nn.Module) -> None:
-    """Lift what is trained to fp32. Names, ties and forwards stay: a module's attribute gives the rounded value.
+    """Convert trained parameters to fp32. Names, ties and forwards stay: a module's attribute is the rounded value.
 
-    What the model says of its dtype stays as well, though it goes by its first parameter.
+    The `dtype` of the model stays too, which transformers reads from the first parameter.
     """
     low: list[tuple[Any, dict[str, torch.dtype]]] = [(m, names) for m in model.modules() if (names := _low(m))]
     said: list[tuple[Any, torch.dtype]] = [(m, m.dtype) for m in model.modules() if isinstance(m, PreTrainedModel)]
     if not low:
         return
-    for module, names in low:  # only now, since two modules may share one parameter
+    for module, names in low:  # after the search above, since two modules may share a parameter
         for name in names:
             parameter: Any = parameter_of(module, name)
             parameter.data = parameter.data.float()
@@ -60,17 +60,17 @@ def _rounding(cls: Any, dtypes: tuple[tuple[str, torch.dtype], ...]) -> type:
 
 
 def _named(cls: type, more: dict[str, Any]) -> type:
-    """A subclass that goes by the same name: transformers writes it into configs."""
+    """A subclass with the same name, which transformers writes into configs."""
     return type(cls.__name__, (cls,), {**more, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
 def master(module: nn.Module, name: str) -> Tensor | None:
-    """The parameter itself, not what its module reads of it."""
+    """The parameter itself, not the rounded value."""
     return parameter_of(module, name)
 
 
 def rounded_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
-    """By name of parameter, what each that has a master is read and written in."""
+    """The dtypes in which parameters with master weights are read and saved, by name."""
     found: dict[str, torch.dtype] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, dtype in getattr(module, "posenc_rounded", {}).items():
@@ -79,7 +79,7 @@ def rounded_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
 
 
 def rounded_state(model: nn.Module, state: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    """A model's state as it is written: what two names share stays shared."""
+    """The state of a model as it is saved, rounded. Tied tensors stay tied."""
     dtypes = rounded_dtypes(model)
     made: dict[tuple[int, torch.Size], Tensor] = {}
     found = {}

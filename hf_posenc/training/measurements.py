@@ -1,4 +1,4 @@
-"""Loss by length on text that was held out, and passkeys: the same before and after."""
+"""Loss by length on held-out text, and passkeys: the same before and after training."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ RETRIEVAL_TASKS = ("embed_passkey", "embed_needle")
 
 
 def held_out_documents(texts: Sequence[str], tokenizer: Any, longest: int, asked: MeasureSettings) -> list[Document]:
-    """The held-out texts that are long enough for the longest window, the longest first."""
+    """The held-out texts that are long enough for the longest window, longest first."""
     named = {f"held out {i}": text for i, text in enumerate(texts) if text.strip()}
     every = tokenized(named, tokenizer) if named else []
     if not every:
         raise PosencError(
-            "Nothing is held out to measure on: this text is too short to hold any of it out. Give more text, or hold "
-            "out more (data.held_out)."
+            "There is no held-out text to measure on: this text is too short. Give more text, or hold out more "
+            "(data.held_out)."
         )
     long = sorted((d for d in every if len(d.ids) >= longest), key=lambda d: -len(d.ids))
     if not long:
@@ -51,7 +51,7 @@ def held_out_documents(texts: Sequence[str], tokenizer: Any, longest: int, asked
 
 
 def windows_that_fit(documents: Sequence[Document], longest: int, asked: MeasureSettings) -> int:
-    """As many windows as asked for, or as the documents have room for."""
+    """The number of windows that the settings ask for, or that fit into the documents."""
     room = [1 + (len(document.ids) - longest) // asked.scored for document in documents]
     count = asked.windows
     while any(len(range(i, count, len(documents))) > most for i, most in enumerate(room)):
@@ -68,12 +68,12 @@ def measure_model(
     objective: str,
     label: str,
 ) -> list[Row]:
-    """Rows of every length that the model has positions for, with a bar that tells the time left."""
+    """Measure every length that the model has positions for, with a progress bar."""
     training = model.training
     model.eval()
     longest = max(lengths)
     reading = Reading(windows=windows_that_fit(documents, longest, asked), scored=asked.scored)
-    # An embedder cuts texts, and is measured so.
+    # An embedder truncates long texts, and is measured with that.
     within = [length for length in lengths if objective == "contrastive" or length <= reach(model)]
     takes = partial(MEASURES[objective], model, tokenizer, documents, reading=reading, longest=longest, asked=asked)
     passkeys = asked.passkeys if objective == "causal" else 0
@@ -104,7 +104,7 @@ def retrieval_accuracy(
     model: Any, tokenizer: Any, documents: Sequence[Document], *, length: int, longest: int, reading: Reading,
     asked: MeasureSettings, label: str, progress: Progress,
 ) -> list[Row]:  # fmt: skip
-    """How often an embedder finds a document by what is hidden in it."""
+    """How often an embedder finds a document by a fact hidden in it."""
     embedder, straws = Pooled(model, tokenizer), Haystacks(queries=asked.windows, documents=asked.windows)
     rows: list[Row] = []
     for task in RETRIEVAL_TASKS:
@@ -115,7 +115,7 @@ def retrieval_accuracy(
 
 
 def reach(model: Any) -> float:
-    """How many positions there are: a table that nobody patched ends."""
+    """The number of positions: a table that is not patched ends."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     where = places(base)
     return float("inf") if is_patched(base) or not where.has_table else float(config_length(where) or "inf")
@@ -126,7 +126,7 @@ def masked_loss(
     model: Any, tokenizer: Any, documents: Sequence[Document], *, length: int, longest: int, reading: Reading,
     asked: MeasureSettings, label: str, progress: Progress,
 ) -> list[Row]:  # fmt: skip
-    """The loss of hidden tokens among the last ones of a window: the same tokens at every length."""
+    """The loss of masked tokens at the end of windows: the same tokens at every length."""
     opening, closing = frame(tokenizer)
     extra = len(opening) + len(closing)
     windows = spread_windows(documents, length - extra, longest - extra, reading.scored, reading.windows)
@@ -155,7 +155,7 @@ def masked_loss(
 
 
 def mask_last_tokens(ids: list[int], mask: int, scored: int, seed: int) -> tuple[list[int], list[int]]:
-    """Tokens with a quarter of the last `scored` hidden, and what these were."""
+    """Mask a quarter of the last `scored` tokens; the tokens, and labels for the masked ones."""
     chosen = random.Random(seed).sample(range(len(ids) - scored, len(ids)), max(1, scored // 4))
     labels = [IGNORED] * len(ids)
     hidden = list(ids)
@@ -165,7 +165,7 @@ def mask_last_tokens(ids: list[int], mask: int, scored: int, seed: int) -> tuple
 
 
 def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The tokens that open and close a text, as the tokenizer itself sets them."""
+    """The special tokens that the tokenizer puts before and after a text."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)

@@ -1,4 +1,4 @@
-"""What long rows take: activations are recomputed but for what attention gave, and an MLP may read a row in parts."""
+"""Less memory for long rows: recompute activations except those of attention, and run MLPs in parts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..errors import PosencError
 from .settings import TrainSettings
 
 KEPT = ("scaled_dot_product", "flash_attn")
-"""Kernels whose output is kept: attention costs the square of a row's length, and what it gives one row."""
+"""Kernels whose output is kept: attention takes quadratic time, but its output is small."""
 MLPS = ("mlp", "feed_forward", "ffn")
-"""What layers call the part that reads each token by itself."""
+"""Names of MLPs in layers."""
 
 
 def recompute(model: Any, asked: TrainSettings) -> None:
-    """Let a model's layers be computed again in the backward pass."""
+    """Recompute the layers of a model in the backward pass."""
     given: dict[str, Any] = {"use_reentrant": False}
     if not asked.recompute_attention:
         given["context_fn"] = keep_attention_contexts
@@ -37,7 +37,7 @@ def recompute(model: Any, asked: TrainSettings) -> None:
 def keep_attention_contexts() -> tuple[Keep, GiveBack]:
     """The contexts of a layer's forward and of its recomputation.
 
-    torch's own wants every kernel to run again in the same order, and a mask that one layer made is used by the next.
+    torch's own contexts need every kernel to run again in the same order, but layers share masks.
     """
     kept: list[Any] = []
     return Keep(kept), GiveBack(kept)
@@ -48,7 +48,7 @@ def is_attention(kernel: str) -> bool:
 
 
 class Keep(KernelMode):
-    """Keeps what kernels of attention give."""
+    """Keeps the outputs of attention kernels."""
 
     def __init__(self, kept: list[Any]):
         super().__init__()
@@ -62,7 +62,7 @@ class Keep(KernelMode):
 
 
 class GiveBack(KernelMode):
-    """Gives it back in the same order, instead of computing it again."""
+    """Returns the kept outputs in the same order, instead of computing them again."""
 
     def __init__(self, kept: list[Any]):
         super().__init__()
@@ -78,8 +78,8 @@ class GiveBack(KernelMode):
         asked, given = self.kept[self.next] if self.next < len(self.kept) else (None, None)
         if asked != (name, shapes(args)):
             raise PosencError(
-                "A layer called attention otherwise when it was computed again than it did before. Recompute all "
-                "of it (train.recompute_attention: true)."
+                "A layer called attention differently when it was recomputed. Recompute attention too "
+                "(train.recompute_attention: true)."
             )
         self.next += 1
         return detach_all(given)
@@ -90,13 +90,13 @@ def shapes(args: Any) -> list[torch.Size]:
 
 
 def read_in_parts(model: Any, size: int) -> None:
-    """Let every MLP hold what it computes of `size` tokens at a time, and no more."""
+    """Run every MLP on `size` tokens at a time."""
     for module in plain_mlps(model):
         module.forward = partial(run_in_parts, module.forward, size)
 
 
 def plain_mlps(model: Any) -> list[Any]:
-    """The parts of layers that read each token by itself."""
+    """The MLPs of a model, which read each token by itself."""
     found = [
         module for name, module in model.named_modules() if name.rpartition(".")[2] in MLPS and is_per_token(module)
     ]
@@ -108,7 +108,7 @@ def plain_mlps(model: Any) -> list[Any]:
 
 
 def is_per_token(module: nn.Module) -> bool:
-    """Whether it reads each token by itself and gives one tensor: experts are routed, and may give more."""
+    """Whether a module reads each token by itself and returns one tensor, unlike routed experts."""
     return not any("moe" in type(part).__name__.lower() or "router" in n for n, part in module.named_modules())
 
 

@@ -1,4 +1,4 @@
-"""Several texts in one run: which of them a row comes from follows from its number and the seed."""
+"""Several texts in one run: the source of a row follows from its index and the seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .settings import LongDocuments
 
 
 class Choice:
-    """Which of several sources each row of a run comes from, and how many came from it before."""
+    """The source of each row of a run, and how many earlier rows came from it."""
 
     def __init__(self, weights: Sequence[float], rows: int, seed: int):
         rng = random.Random(f"{seed}/sources")
@@ -42,7 +42,7 @@ class Mixture:
 
 
 def mix_in_order(cutters: Sequence[Cutter], choice: Choice) -> Cutter:
-    """The same of texts that are read while training."""
+    """Rows from several texts that are read while training."""
 
     def cut(index: int, room: int) -> Row:
         part, number = choice[index]
@@ -52,7 +52,7 @@ def mix_in_order(cutters: Sequence[Cutter], choice: Choice) -> Cutter:
 
 
 def split_by_length(documents: Iterable[Sequence[int]], asked: LongDocuments) -> list[tuple[Stream, float]]:
-    """Long documents and the others, and the share of rows that each is to have."""
+    """Split documents into long and other ones, each with its share of rows."""
     long: list[Sequence[int]] = []
     others: list[Sequence[int]] = []
     for document in documents:

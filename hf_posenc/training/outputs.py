@@ -1,4 +1,4 @@
-"""The end of a run: what was saved is loaded again and measured, and the card, the table and the picture written."""
+"""The end of a run: load what was saved, measure it, and write the card, the tables and the picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .settings import Settings
 
 
 def tuned_label(settings: Settings) -> str:
-    """What figures of the trained model are shown under."""
+    """The label of the trained model's results."""
     return f"{settings.scheme.name or 'unpatched'}, tuned"
 
 
@@ -35,12 +35,12 @@ def finish(
     facts: dict[str, Any],
     device: Any,
 ) -> None:
-    """Measure what lies in `folder`, add it to `figures`, and write everything that tells of the run."""
+    """Measure the saved model in `folder`, add its results to `figures`, and write all reports of the run."""
     output, dtype = Path(settings.output), getattr(torch, settings.model.dtype)
     if settings.model.path is not None and folder.name == "model":
         copy_embedder(Path(model_path(settings.model.path)), folder, settings.data.reach)
     kind = AUTO[settings.model.objective] if folder.name == "model" else None
-    given: dict[str, Any] = {"dtype": dtype}  # a base may be stored in another
+    given: dict[str, Any] = {"dtype": dtype}  # the base may be saved in another dtype
     if settings.model.quantize is not None:
         given["quantization_config"] = four_bits(settings.model.quantize, dtype)
     reloaded = load(folder, model_class=kind, **given)

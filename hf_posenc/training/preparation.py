@@ -1,4 +1,4 @@
-"""What a run is made of: the model and its tokenizer, the rows that are cut from the text, and how it is measured."""
+"""The parts of a run: the model and its tokenizer, the rows cut from text, and the measurement."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ from .settings import Settings, Source
 from .sources import Corpus, load_corpus
 
 Texts = Sequence[tuple[Corpus, float]]
-"""What is read, and how often."""
+"""Texts with their weights."""
 
 AUTO: dict[str, Any] = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "contrastive": AutoModel}
 PASSKEY_DOCUMENTS = 200
-"""Documents that passkeys are hidden in."""
+"""How many documents passkeys are hidden in."""
 
 
 def make_model(settings: Settings) -> tuple[Any, Any]:
-    """The model, as it came, and its tokenizer."""
+    """The model without a patch of the recipe, and its tokenizer."""
     asked = settings.model
-    set_seed(settings.train.seed)  # a fresh model begins at random
+    set_seed(settings.train.seed)  # a fresh model has random weights
     dtype, auto = getattr(torch, asked.dtype), AUTO[asked.objective]
     if asked.path is not None:
         given: dict[str, Any] = {"model_class": auto, "dtype": dtype}
@@ -75,29 +75,31 @@ def make_model(settings: Settings) -> tuple[Any, Any]:
             given["trust_remote_code"] = True
         model = load(asked.path, **given)
         return model, AutoTokenizer.from_pretrained(model_path(asked.tokenizer or asked.path))
-    assert asked.tokenizer is not None and asked.config is not None  # the settings see to it
+    assert asked.tokenizer is not None and asked.config is not None  # the settings guarantee it
     tokenizer = AutoTokenizer.from_pretrained(model_path(asked.tokenizer))
     if asked.objective == "masked" and tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     sizes = {"vocab_size": len(tokenizer), **asked.config}
     model = auto.from_config(AutoConfig.for_model(sizes.pop("model_type"), **sizes), dtype=torch.float32)
-    for parameter in model.parameters():  # drawn alike in any precision; frequencies are buffers, and stay in fp32
+    for (
+        parameter
+    ) in model.parameters():  # the same random weights in any precision; frequencies are buffers, and stay in fp32
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
     return model, tokenizer
 
 
 def four_bits(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """As QLoRA holds weights; products are taken in what the model computes in."""
+    """Weights in 4 bits as in QLoRA, with matrix products in the model's dtype."""
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
     )
 
 
 def patch(settings: Settings, model: Any) -> None:
-    """Give the model the positions that the recipe names, if any."""
+    """Patch the model with the scheme of the recipe, if it names one."""
     if settings.scheme.name is not None:
-        set_seed(settings.train.seed)  # what a scheme brings may begin at random
+        set_seed(settings.train.seed)  # parameters of a scheme may start at random
         patch_model(model, settings.scheme.name, **settings.scheme.options)
 
 
@@ -107,12 +109,12 @@ def positions_record(model: Any) -> Record | None:
 
 
 def positions_name(model: Any) -> str:
-    """What figures of the model are shown under."""
+    """The label of the model's results."""
     return str(describe(model).scheme) if is_patched(model) else "unpatched"
 
 
 def training_rows(settings: Settings, texts: Texts, tokenizer: Any, a_step: int) -> TrainingRows | StreamedRows:
-    """What is trained on: `a_step` rows for every step."""
+    """The rows to train on: `a_step` rows for every step."""
     asked = settings.data
     plan = make_plan(settings, tokenizer, stages(asked, settings.train.max_steps, a_step), texts)
     weights = [weight for _, weight in texts]
@@ -129,29 +131,29 @@ def training_rows(settings: Settings, texts: Texts, tokenizer: Any, a_step: int)
 
 
 def refuse_unseen(texts: Texts) -> None:
-    """Raise where a run could meet an example that is too long after days."""
+    """Raise if a run could find a too long example only after days."""
     unseen = next((text.name for text, _ in texts if text.format != "text" and text.streamed and not text.drops), None)
     if unseen is not None:
         raise PosencError(
-            f"{unseen} is read while training, so that examples longer than a row cannot be refused before: leave "
-            "them out (data.too_long: drop), or read it first (data.streaming: false)."
+            f"{unseen} is read while training, so examples longer than a row cannot be refused before it: leave "
+            "them out (data.too_long: drop), or read the text first (data.streaming: false)."
         )
 
 
 def held_out_rows(settings: Settings, texts: Texts, tokenizer: Any) -> TrainingRows:
-    """What is looked at while training: rows of text that is held out, the same each time."""
+    """Rows of held-out text to measure the loss on while training, the same each time."""
     plain = settings.model_copy(update={"data": settings.data.model_copy(update={"passkey": 0.0, "pose": None})})
     plan = make_plan(plain, tokenizer, [(settings.train.eval_rows, settings.data.length)], texts)
     held = [(replace(text, documents=partial(iter, text.held_out), streamed=False), weight) for text, weight in texts]
     kept = settings.model_copy(update={"data": plain.data.model_copy(update={"long_documents": None})})
     parts = [part for text, weight in held for part in make_cuts(text, weight, tokenizer, kept)]
     choice = Choice([weight for _, weight in parts], len(plan), settings.train.seed)
-    with name_key("train.eval_steps: of the text that is held out no row can be made"):
+    with name_key("train.eval_steps: no row can be made of the held-out text"):
         return TrainingRows(Mixture([part for part, _ in parts], choice), plan)
 
 
 def make_plan(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, int]], texts: Texts) -> Plan:
-    """How rows are made of stretches of text."""
+    """How rows are made from text."""
     asked, objective = settings.data, settings.model.objective
     plain = [text for text, _ in texts if text.format == "text"]
     some = list(islice(plain[0].documents(), PASSKEY_DOCUMENTS)) if asked.passkey and plain else []
@@ -160,7 +162,7 @@ def make_plan(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, i
         ids, answers = passkey_row(rng, tokenizer, length, some)
         return Row(ids, [length], answers=answers)
 
-    if asked.passkey:  # not in the middle of a run
+    if asked.passkey:  # fail now, not in the middle of a run
         with name_key("data.passkey"):
             passkey(random.Random(settings.train.seed), min(length for _, length in lengths))
     ends = ((), ()) if objective == "causal" else frame(tokenizer)
@@ -181,7 +183,7 @@ def make_plan(settings: Settings, tokenizer: Any, lengths: Sequence[tuple[int, i
 
 
 def token_reader(text: Corpus, tokenizer: Any, causal: bool) -> Callable[[], Iterator[Any]]:
-    """A new pass over the examples of a text, as tokens."""
+    """A function that starts a new pass over the examples of a text, as tokens."""
     if text.format != "text":
         read = READ[text.format]
         return lambda: (read(tokenizer, example) for example in text.documents())
@@ -195,7 +197,7 @@ def token_reader(text: Corpus, tokenizer: Any, causal: bool) -> Callable[[], Ite
 
 
 def make_cuts(text: Corpus, weight: float, tokenizer: Any, settings: Settings) -> list[tuple[Cuts, float]]:
-    """What rows are cut from, and how often, of a text that is held in memory."""
+    """The parts of a text in memory that rows are cut from, with their weights."""
     documents = token_reader(text, tokenizer, settings.model.objective == "causal")()
     if text.format != "text":
         examples = list(documents)
@@ -216,7 +218,7 @@ def make_cuts(text: Corpus, weight: float, tokenizer: Any, settings: Settings) -
 
 
 def make_cutter(text: Corpus, tokenizer: Any, settings: Settings) -> Cutter:
-    """The same of a text that is read while training."""
+    """A cutter of rows from a text that is read while training."""
     documents = token_reader(text, tokenizer, settings.model.objective == "causal")
     if text.format == "text":
         return in_order(documents)
@@ -224,7 +226,7 @@ def make_cutter(text: Corpus, tokenizer: Any, settings: Settings) -> Cutter:
 
 
 def source_names(texts: Texts) -> str:
-    """What was read, for those who look at what came of it."""
+    """The names of the texts, for reports."""
     if len(texts) == 1:
         return texts[0][0].name
     return ", ".join(f"{text.name} (weight {weight:g})" for text, weight in texts)
@@ -232,7 +234,7 @@ def source_names(texts: Texts) -> str:
 
 @contextlib.contextmanager
 def name_key(key: str) -> Iterator[None]:
-    """Let what is refused name the key that asks for it."""
+    """Add the name of a recipe key to errors."""
     try:
         yield
     except PosencError as error:
@@ -244,7 +246,7 @@ def padding_token(tokenizer: Any) -> int:
 
 
 def make_measurement(settings: Settings, texts: Texts, tokenizer: Any, trained_length: int) -> Any:
-    """What takes the figures of a model, given it and a label."""
+    """A function that measures a model, given the model and a label."""
     lengths = settings.measure.lengths or lengths_upto(trained_length, settings.data.reach)
     if settings.measure.path is not None:
         held = load_corpus(Source(path=settings.measure.path, streaming=False), settings.data.held_out)
@@ -253,7 +255,7 @@ def make_measurement(settings: Settings, texts: Texts, tokenizer: Any, trained_l
         kept = [text for found, _ in texts if found.format == "text" for text in found.held_out]
         if not kept:
             raise PosencError(
-                "Prompts and chats are no text to measure a loss by length on: name some (measure.path)."
+                "A loss by length needs plain text, not prompts or chats: name some text (measure.path)."
             )
     documents = held_out_documents(kept, tokenizer, max(lengths), settings.measure)
     if settings.measure.passkeys and settings.model.objective == "causal":

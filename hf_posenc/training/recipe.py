@@ -1,4 +1,4 @@
-"""A recipe as it is run: a model and text in, an adapter or a model with its figures and its card out.
+"""Run a recipe: from a model and text to an adapter or a model, with its results and its card.
 
 1. `prepare` loads the model and the text, patches, and refuses everything that would fail later.
 2. `measure_before` measures the unpatched and the patched model.
@@ -71,12 +71,12 @@ from .trainer import ContextTrainer, arguments, rows_a_step
 from .tuning import choose_trainable, count_trainable, estimate_trainable
 
 CONTROL = "control"
-"""The folder of the control, inside that of its run."""
+"""The folder of the control, inside the output folder of its run."""
 
 
 @dataclass
 class Run:
-    """All that a run needs, patched and found fit."""
+    """Everything that a run needs, patched and checked."""
 
     settings: Settings
     args: TrainingArguments
@@ -84,14 +84,14 @@ class Run:
     tokenizer: Any
     rows: Any
     held_out: Any
-    """Rows that are looked at while training, if any."""
+    """Rows to measure the loss on while training, if any."""
     measure: Any
     data: str
-    """What the text is called."""
+    """The names of the texts."""
     trained_length: int
     parameters: int
     begin: Path | None
-    """The checkpoint that it goes on from."""
+    """The checkpoint to resume from."""
     clock: Clock
     came_patched: bool
 
@@ -107,14 +107,14 @@ class Run:
 def train(
     settings: Settings, resume: bool = False, merged: bool = False, compared: bool = True, control: bool = False
 ) -> list[Figure]:
-    """A whole run; its figures. Unless `compared`, only what comes out of it is measured.
+    """Run a recipe, and return its results. Unless `compared`, only the trained model is measured.
 
-    With `control` the unpatched model is tuned on the same rows first, and its figures stand beside the others.
+    With `control` the unpatched model is trained on the same rows first, and its results are added.
     """
     run = prepare(settings, resume, merged)
     beside: list[Figure] = []
     if control:
-        del run  # which was found fit, so that the control is not trained for nothing
+        del run  # prepared first for its checks, so that the control is not trained for nothing
         beside = train(control_settings(settings), resume=resume, compared=False)
         run = prepare(settings, resume, merged)
     run.output.mkdir(parents=True, exist_ok=True)
@@ -130,12 +130,12 @@ def train(
 
 
 def prepare(settings: Settings, resume: bool = False, merged: bool = False) -> Run:
-    """Everything that a run needs. Whatever can be refused is: nothing was trained, measured or written yet."""
+    """Load and check everything that a run needs, before anything is trained, measured or written."""
     clock = Clock()
     refuse_output(settings)
     refuse_absent_packages(settings)
     refuse_zero3()
-    args = arguments(settings)  # from here on there are as many processes as were launched
+    args = arguments(settings)  # from here on the launched processes know of each other
     refuse_other_launch(settings, args.world_size, int(os.environ.get("WORLD_SIZE", 1)))
     refuse_small_batches(settings, args.world_size)
     begin = find_checkpoint(settings, resume)
@@ -171,7 +171,7 @@ def prepare(settings: Settings, resume: bool = False, merged: bool = False) -> R
 
 
 def measure_before(run: Run) -> list[Figure]:
-    """Figures of the model as it came and as it is patched; taken once, also when a run is resumed."""
+    """Results of the model before training, unpatched and patched. A resumed run reads them from its folder."""
     if not run.is_main:
         return []
     file = run.output / "before.json"
@@ -179,7 +179,7 @@ def measure_before(run: Run) -> list[Figure]:
         return [Figure.from_dict(row) for row in json.loads(file.read_text())]
     settings, model = run.settings, run.model.to(run.args.device)
     found: list[Figure] = []
-    if settings.scheme.name is not None and run.came_patched:  # by its checkpoint, which alone knows how
+    if settings.scheme.name is not None and run.came_patched:  # the patched checkpoint must be loaded again
         original, _ = make_model(settings)
         found += run.measure(original.to(run.args.device), label=positions_name(original) + ", as it came")
         del original
@@ -190,12 +190,12 @@ def measure_before(run: Run) -> list[Figure]:
     found += run.measure(model, label=positions_name(model))
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps([figure.to_dict() for figure in found]))
-    beside.replace(file)  # a kill leaves all of it, or nothing
+    beside.replace(file)  # so that an interrupted run leaves the whole file or none
     return found
 
 
 def train_and_save(run: Run) -> tuple[Path, dict[str, Any]]:
-    """Train and save; the folder of what came of it, and the facts of the run. The model is gone after it."""
+    """Train and save; return the folder and the facts of the run. The model is freed."""
     trainer = make_trainer(run)
     if run.is_main:
         share = f"{count_trainable(trainer.model):,} of {run.parameters:,}"
@@ -204,7 +204,7 @@ def train_and_save(run: Run) -> tuple[Path, dict[str, Any]]:
     trainer.train(resume_from_checkpoint=None if run.begin is None else str(run.begin))
     folder = run.output / ("adapter" if hasattr(trainer.model, "peft_config") else "model")
     trainer.write(folder)
-    facts = run_facts(run, trainer)  # by all processes, since parameters may be sharded
+    facts = run_facts(run, trainer)  # in all processes, since parameters may be sharded
     run.model = None
     del trainer
     gc.collect()
@@ -214,9 +214,9 @@ def train_and_save(run: Run) -> tuple[Path, dict[str, Any]]:
 
 
 def make_trainer(run: Run) -> ContextTrainer:
-    """What trains the run's model, which it wraps."""
+    """The trainer of a run."""
     settings = run.settings
-    set_seed(settings.train.seed)  # adapters begin at random, and all processes must draw them alike
+    set_seed(settings.train.seed)  # adapters start at random, the same in all processes
     wrapped = choose_trainable(run.model, settings.tune, settings.model.objective)
     whole = settings.train.full_logits or settings.model.objective == "contrastive"
     return ContextTrainer(
@@ -227,7 +227,7 @@ def make_trainer(run: Run) -> ContextTrainer:
 
 
 def callbacks(run: Run) -> list[TrainerCallback]:
-    """What looks on while it trains."""
+    """The callbacks that the settings ask for."""
     asked, found = run.settings.train, list[TrainerCallback]()
     if asked.max_seconds is not None:
         found.append(StopInTime(asked.max_seconds))
@@ -240,7 +240,7 @@ def callbacks(run: Run) -> list[TrainerCallback]:
 
 
 def run_facts(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
-    """What a run was, in all its sessions, for its metrics and its card."""
+    """The facts of a run, over all times it was resumed, for its metrics and its card."""
     past, settings = run.clock.now(), run.settings.train
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return {
@@ -267,7 +267,7 @@ def run_facts(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
 def control_settings(settings: Settings) -> Settings:
     """The same run without a scheme."""
     if settings.scheme.name is None:
-        raise PosencError("--control tunes the unpatched model beside the patched one: this recipe names no scheme.")
+        raise PosencError("--control trains the unpatched model for comparison, but this recipe names no scheme.")
     raw = settings.model_dump()
     output = str(Path(settings.output) / CONTROL)
     return Settings.model_validate({**raw, "scheme": {}, "output": output})

@@ -1,4 +1,4 @@
-"""The recipes and the launchers' files that come with the package, by name."""
+"""The recipes and the accelerate configs of the package, by name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ HERE = Path(__file__).parent / "recipes"
 
 
 def recipes() -> dict[str, Path]:
-    """Every experiment that is ready to be run, by its name."""
+    """The recipes of the package, by name."""
     return {path.stem: path for path in sorted(HERE.glob("*.yaml"))}
 
 
 def launchers() -> dict[str, Path]:
-    """What `accelerate launch --config_file` takes, by its name."""
+    """The accelerate configs of the package, by name."""
     return {path.stem: path for path in sorted((HERE / "accelerate").glob("*.yaml"))}
 
 
 def recipe_path(name: str | os.PathLike[str]) -> Path:
-    """The recipe of that name, or the user's own file."""
+    """The file of a recipe: one of the package by name, or the user's own."""
     given = os.fspath(name)
     if given in recipes() and not os.path.isfile(given):
         return recipes()[given]
@@ -34,7 +34,7 @@ def recipe_path(name: str | os.PathLike[str]) -> Path:
 
 
 def file_path(name: str) -> Path:
-    """Where a recipe or a launcher's file of the package lies."""
+    """The path of a recipe or accelerate config of the package."""
     every = {**launchers(), **recipes()}
     if name not in every:
         raise PosencError(f"The package has no recipe {name!r}.{suggestion(name, list(every))}")
@@ -42,12 +42,12 @@ def file_path(name: str) -> Path:
 
 
 def launch_option(name: str) -> str:
-    """How to launch with one of the package's files, for messages: the file is there wherever it was installed."""
+    """The option to launch with an accelerate config of the package, for messages."""
     return f"--config_file {launchers()[name]}"
 
 
 def description(path: Path) -> str:
-    """What a file says of itself, in the comment below its command."""
+    """The description of a file, from the comment below its command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     said = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
     return " ".join(said[1:])

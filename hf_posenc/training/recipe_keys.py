@@ -1,4 +1,4 @@
-"""Every key of a recipe as a table: from the settings themselves, where each has its line."""
+"""docs/recipe_keys.md: every key of a recipe in tables, generated from the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .settings.data import Source
 from .settings.values import Length, Lengths, models_of
 
 SIGNS = {"gt": "above", "ge": "from", "lt": "below", "le": "up to"}
-"""Bounds of a value, as pydantic marks them."""
+"""Bounds of a value, by pydantic's names."""
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 

@@ -1,4 +1,4 @@
-"""A run that was stopped: what of it is whole, and what it had done before."""
+"""Resuming a run: its newest complete checkpoint, and the time spent before."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Past:
-    """What a run took up to a checkpoint, in all its sessions; kept in the checkpoint."""
+    """Time and commands of a run up to a checkpoint, over all times it was resumed. Saved in the checkpoint."""
 
     seconds: float = 0.0
-    """From the start of the command, measuring included."""
+    """From the start of the command, including measurements."""
     training_seconds: float = 0.0
     commands: list[str] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class Past:
 
 
 class Clock:
-    """Counts on from where a run was stopped."""
+    """Continues the times of a resumed run."""
 
     def __init__(self, past: Past | None = None, command: str = ""):
         self.past, self.command = past or Past(), command
@@ -55,27 +55,27 @@ class Clock:
 
 
 def find_checkpoint(settings: Settings, resume: bool) -> Path | None:
-    """The checkpoint that a run goes on from; None for a new run. Nothing that lies there is ever overwritten."""
+    """The checkpoint to resume from; None for a new run. Existing checkpoints are never overwritten."""
     main_process = PartialState().is_main_process
     say = partial(console.print, soft_wrap=True) if main_process else lambda *words: None
     output = Path(settings.output)
     found = newest_whole(output)
     if not resume:
         if found.checkpoint or found.damaged:
-            raise PosencError(
-                f"{output} holds checkpoints of a run. Go on with it (--resume), or name another --output."
-            )
+            raise PosencError(f"{output} holds checkpoints of a run. Resume it (--resume), or name another --output.")
         return None
     for name, why in found.damaged.items():
-        say(f"[yellow]{name} is not whole: {why}. It is not used.[/]")
+        say(f"[yellow]{name} is not complete: {why}. It is not used.[/]")
     if found.checkpoint is None:
         if found.damaged:
-            raise PosencError(f"{output} has no whole checkpoint to go on from. Begin anew with another --output.")
-        say(f"{output} holds no checkpoint yet: the run begins.")
+            raise PosencError(
+                f"{output} has no complete checkpoint to resume from. Start again with another --output."
+            )
+        say(f"{output} holds no checkpoint yet: the run starts from the beginning.")
         return None
     refuse_other_settings(found.checkpoint, settings.of_run(), complete_settings)
-    say(f"Going on from {found.checkpoint}.")
+    say(f"Resuming from {found.checkpoint}.")
     PartialState().wait_for_everyone()  # all have looked
-    for name in found.damaged if main_process else ():  # the run will come by these names again
+    for name in found.damaged if main_process else ():  # the run will write checkpoints of these names again
         shutil.move(output / name, output / f"damaged-{name}-{int(time.time())}")
     return found.checkpoint

@@ -1,7 +1,7 @@
-"""Rows that teach a model to look back: repeated text, facts and questions, and the evaluation's own passkey.
+"""Rows that train retrieval: repeated text, facts and questions, and the passkey of the evaluation.
 
-Every row is exactly as long as asked for, and comes with a mark on each token that can be known from what stands
-before it in the row. Those are few, and a model finds them faster when they weigh more.
+Every row has exactly the length that was asked for, and marks the tokens that can be predicted from earlier ones. They
+are few, so a model learns them faster with a higher weight.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Row = tuple[list[int], list[bool]]
 RowMaker = Callable[[random.Random, Any, int, Sequence[str]], Row]
 
 END = ".\n"
-"""What follows an answer, so that a number that is written also ends."""
+"""The end of an answer, so that the model learns to end a number."""
 REAL = 1 / 3
-"""How often the filler is real text, where there is some."""
+"""How often the filler is real text, if there is some."""
 FIRST = 1 / 6
-"""How often a needle stands before all filler: the place that is farthest from the question is the hardest."""
+"""How often a needle comes before all filler: the farthest place is the hardest."""
 WORDINGS = ((NUMBER, KEY_QUESTION, 100), ("{} is {}.", "{}?", 24))
-"""Of statements and questions: the evaluation's and a short one, and how many tokens of a row there are for each."""
+"""Wordings of statements and questions: the evaluation's and a short one, with the tokens each takes."""
 
 
 def passkey_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[str] = ()) -> Row:
-    """The passkey of the evaluation, to the letter, and its answer. A third of the filler is cut from `texts`."""
+    """Exactly the passkey prompt of the evaluation, with its answer. A third of the rows use `texts` as filler."""
     key = rng.randint(1, LARGEST_KEY)
     depth = max(0.0, rng.uniform(-FIRST / (1 - FIRST), 1.0))
     words = random_excerpt(rng, texts, length) if texts and rng.random() < REAL else []
@@ -58,13 +58,13 @@ def passkey_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence
 
 
 def hide_needle(needle: str, question: str, words: Sequence[str], depth: float) -> str:
-    """The evaluation's `haystack` with other words than its own around the needle."""
+    """The evaluation's `haystack`, with other words as filler."""
     upto = round(depth * len(words))
     return "\n".join([OPENING, " ".join(words[:upto]), needle, " ".join(words[upto:]), question])
 
 
 def random_excerpt(rng: random.Random, texts: Sequence[str], words: int) -> list[str]:
-    """So many words of one of the texts, on one line; filler where it ends."""
+    """So many words of a random text, followed by filler if it is too short."""
     text = rng.choice(texts)
     start = rng.randrange(max(1, len(text) - 8 * words))
     found = text[start : start + 16 * words].split()
@@ -72,8 +72,8 @@ def random_excerpt(rng: random.Random, texts: Sequence[str], words: int) -> list
 
 
 def pairs_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[str] = ()) -> Row:
-    """Numbers of things, then questions for them in another order; as many rounds as there is room for."""
-    ids: list[int] = tokenizer("")["input_ids"]  # what opens a text, if anything
+    """Numbers of things, then questions about them in another order, repeated to fill the row."""
+    ids: list[int] = tokenizer("")["input_ids"]  # BOS, if the tokenizer adds it
     marks = [False] * len(ids)
     while len(ids) < length:
         for text, answer in rng.choice((numbers_and_questions, passkey_and_question))(rng, length):
@@ -85,7 +85,7 @@ def pairs_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[s
 
 
 def numbers_and_questions(rng: random.Random, length: int) -> list[tuple[str, str]]:
-    """Statements, each a text without answer, and questions with theirs."""
+    """Statements, which have no answer, and questions with their answers."""
     statement, question, tokens = rng.choice(WORDINGS)
     words = rng.sample(WORDS, rng.randint(1, min(max(1, length // tokens), len(WORDS) // 4)))
     known = {word: str(rng.randint(1, LARGEST_KEY)) for word in words}
@@ -104,22 +104,22 @@ def passkey_and_question(rng: random.Random, length: int) -> list[tuple[str, str
 
 
 def repeats_row(rng: random.Random, tokenizer: Any, length: int, texts: Sequence[str] = ()) -> Row:
-    """Random tokens that come again: what follows can be known only by looking where it stood before."""
+    """Random tokens that repeat: the next token can be predicted only by looking back."""
     special = set(tokenizer.all_special_ids)
     known = [token for token in range(len(tokenizer)) if token not in special]
-    ids: list[int] = tokenizer("")["input_ids"]  # what opens a text, if anything
+    ids: list[int] = tokenizer("")["input_ids"]  # BOS, if the tokenizer adds it
     marks = [False] * len(ids)
     while len(ids) < length:
         segment = rng.choices(known, k=rng.randint(4, max(4, length // 3)))
         noise = rng.choices(known, k=rng.randint(0, max(0, length // 8)))
         ids += [*segment, *noise, *segment]
-        # The first token of a repetition comes as a surprise.
+        # The first token of a repetition cannot be predicted.
         marks += [False] * (len(segment) + len(noise) + 1) + [True] * (len(segment) - 1)
     return ids[:length], marks[:length]
 
 
 def fill_row(ids: list[int], marks: list[bool], tokenizer: Any, length: int) -> Row:
-    """The row with a few words behind it, where whole words did not come out even."""
+    """Fill the end of a row with a few words of filler."""
     missing = length - len(ids)
     rest = tokenizer(filler(missing), add_special_tokens=False)["input_ids"][:missing]
     return ids + rest, marks + [False] * missing

@@ -1,4 +1,4 @@
-"""Rows of exactly as many tokens as asked, cut from documents; each follows from its index and the seed alone."""
+"""Rows of fixed length cut from documents. Each follows from its index and the seed alone."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens, and how many belong to each piece: attention does not cross from one to the next."""
+    """Tokens, and the lengths of their pieces, between which there is no attention."""
 
     ids: Sequence[int]
     pieces: Sequence[int]
     positions: Sequence[int] | None = None
-    """Unless they count from 0 in each piece."""
+    """By default they count from 0 in each piece."""
     answers: Sequence[bool] | None = None
-    """Tokens that count more than others."""
+    """Tokens with a higher weight in the loss."""
     predicted: Sequence[bool] | None = None
-    """Tokens that are learned; all unless given."""
+    """Tokens that are trained on; by default all."""
     padding: int = 0
-    """Tokens at the end that are nothing, a piece of their own."""
+    """Padding tokens at the end, which are a separate piece."""
 
 
 class Cuts(Protocol):
-    """Text that rows are cut from, each following from its number and the seed."""
+    """Text in memory that rows are cut from, each by its index and the seed."""
 
     def cut(self, index: int, room: int, seed: int) -> Row: ...
 
     def refuse_short(self, length: int, room: int) -> None:
-        """Raise where there is not enough for a row."""
+        """Raise if there is not enough text for a row."""
 
 
 class Stream:
-    """Documents end to end, and where each begins."""
+    """Concatenated documents, and where each starts."""
 
     def __init__(self, documents: Iterable[Sequence[int]]):
         parts = [np.asarray(document, dtype=np.int32) for document in documents]
@@ -64,7 +64,7 @@ class Stream:
         return Row(self.tokens[start : start + length].tolist(), pieces)
 
     def cut(self, index: int, room: int, seed: int) -> Row:
-        """On a grid that each pass over the text lays anew; in a new order each time that all was seen."""
+        """Cut on a grid. Each pass over the text shifts the grid, and shuffles the rows."""
         count = len(self) // room
         passes, place = divmod(index, count)
         if (room, passes) not in self.orders:
@@ -82,13 +82,13 @@ class Stream:
 
 
 def in_short_pieces(row: Row, length: int) -> Row:
-    """The same tokens as texts of no more than `length`."""
+    """The same tokens in pieces of at most `length`."""
     pieces = [p for piece in row.pieces for p in [length] * (piece // length) + [piece % length] if p]
     return replace(row, pieces=pieces)
 
 
 def skip_positions(row: Row, rng: random.Random, target: int, chunks: int) -> Row:
-    """PoSE: one piece whose positions leap between its chunks, so that distances up to `target` are trained."""
+    """PoSE: one piece whose positions skip ahead between chunks, to train distances up to `target`."""
     length = len(row.ids)
     cuts = sorted(rng.sample(range(1, length), chunks - 1))
     leaps = [0, *sorted(rng.randint(0, target - length) for _ in cuts)]
@@ -101,21 +101,21 @@ def skip_positions(row: Row, rng: random.Random, target: int, chunks: int) -> Ro
 
 
 def scatter_positions(row: Row, rng: random.Random, target: int) -> Row:
-    """Randomized positions: one piece at sorted random places below `target`."""
+    """Randomized positions: one piece at sorted random positions below `target`."""
     length = len(row.ids)
     return replace(row, pieces=[length], positions=sorted(rng.sample(range(target), length)))
 
 
 def causal_inputs(row: Row) -> dict[str, Tensor]:
-    """What a decoder is given: it finds borders where positions restart, unless a mask says that there are none."""
+    """The inputs of a decoder. transformers finds document boundaries where positions restart, unless given a mask."""
     labels = list(row.ids)
     for start in accumulate(row.pieces[:-1]):
-        labels[start] = IGNORED  # nothing before it says what it is
+        labels[start] = IGNORED  # the first token of a piece cannot be predicted
     if row.predicted is not None:
         labels = [label if wanted else IGNORED for label, wanted in zip(labels, row.predicted, strict=True)]
     inputs: dict[str, Any] = {"input_ids": row.ids, "labels": labels, "position_ids": positions_of(row)}
     if row.positions is not None:
-        inputs["attention_mask"] = [1] * len(row.ids)  # a leap would be taken for a border
+        inputs["attention_mask"] = [1] * len(row.ids)  # otherwise a skip would be taken for a boundary
     if row.answers is not None:
         inputs["answers"] = row.answers
     if row.padding:
@@ -129,7 +129,7 @@ def positions_of(row: Row) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Masking:
-    """Masked language modelling as BERT does it: of the chosen tokens 80 % hidden, 10 % others, 10 % as they are."""
+    """Masked language modelling as in BERT: of the chosen tokens 80 % masked, 10 % random, 10 % unchanged."""
 
     mask: int
     special: frozenset[int]
@@ -148,33 +148,33 @@ class Masking:
         inputs["position_ids"] = torch.tensor(positions_of(row))
         if len(row.pieces) > 1:
             piece = torch.repeat_interleave(torch.arange(len(row.pieces)), torch.tensor(row.pieces))
-            inputs["attention_mask"] = (piece[:, None] == piece)[None]  # an encoder finds no borders by itself
+            inputs["attention_mask"] = (piece[:, None] == piece)[None]  # encoders do not find boundaries by themselves
         return inputs
 
 
 Inputs = Callable[[Row, random.Random], dict[str, Tensor]]
 Special = Callable[[random.Random, int], Row]
-"""A row that is not cut from the text, such as a passkey: of a generator and a length."""
+"""Makes a row that is not cut from the text, such as a passkey, from a generator and a length."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which row is made of a stretch of text, given its number in the run."""
+    """How the rows of a run are made from text, by index."""
 
     asked: DataSettings
     stages: Sequence[tuple[int, int]]
-    """Rows and their length, one stage after the other."""
+    """The number of rows and their length, for each stage in order."""
     seed: int
     inputs: Inputs
     special: Special | None = None
     frame: tuple[Sequence[int], Sequence[int]] = ((), ())
-    """Tokens that open and close every row of an encoder."""
+    """Special tokens before and after every row of an encoder."""
 
     def __len__(self) -> int:
         return sum(rows for rows, _ in self.stages)
 
     def tokens(self, rows: int) -> int:
-        """In the first so many rows."""
+        """The number of tokens in the first `rows` rows."""
         found = 0
         for count, length in self.stages:
             found += min(rows, count) * length
@@ -196,7 +196,7 @@ class Plan:
         return length - len(self.frame[0]) - len(self.frame[1])
 
     def made(self, index: int, text: Callable[[int], Row]) -> dict[str, Tensor]:
-        """The inputs of a row; `text` cuts as many tokens as it is asked for."""
+        """The inputs of a row; `text` cuts the given number of tokens."""
         rng = self.generator(index)
         special, length = rng.random() < self.asked.passkey, self.length(index)
         if special and self.special is not None:
@@ -221,7 +221,7 @@ def stages(asked: DataSettings, steps: int, a_step: int) -> list[tuple[int, int]
     if left <= 0:
         raise PosencError(
             f"data.stages take {sum(stage.steps for stage in asked.stages)} of the {steps} steps of train.max_steps, "
-            f"and none is left for rows of {asked.length}: take fewer."
+            f"and no step is left for rows of {asked.length}: use fewer."
         )
     return [*early, (left, asked.length)]
 
@@ -236,7 +236,7 @@ def add_frame(row: Row, opening: Sequence[int], closing: Sequence[int]) -> Row:
 
 
 class TrainingRows(Dataset[dict[str, Tensor]]):
-    """The rows of a whole run in their order."""
+    """The rows of a whole run, in order."""
 
     def __init__(self, text: Cuts, plan: Plan):
         self.text, self.plan = text, plan
@@ -251,11 +251,11 @@ class TrainingRows(Dataset[dict[str, Tensor]]):
 
 
 Cutter = Callable[[int, int], Row]
-"""Cuts the row of a number with so many tokens; numbers come in order."""
+"""Cuts the row of an index with so many tokens; indices come in order."""
 
 
 class StreamedRows(IterableDataset[dict[str, Tensor]]):
-    """The same of text that is read while training, in its order, as often as needed."""
+    """The rows of a run from text that is read while training, in order, repeated as needed."""
 
     def __init__(self, cutter: Callable[[], Cutter], plan: Plan):
         self.cutter, self.plan = cutter, plan
@@ -267,7 +267,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
 
 def in_order(documents: Callable[[], Iterator[Sequence[int]]]) -> Cutter:
-    """Rows of documents as they come, without a gap."""
+    """Rows of documents in order, without gaps."""
     waiting: list[Sequence[int]] = []
     source = endless(documents)
 
@@ -300,7 +300,7 @@ def endless(documents: Callable[[], Iterator[T]]) -> Iterator[T]:
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """A batch. Rows of one stage are equally long, so that nothing is padded; what one row has, all get."""
+    """A batch of rows, which are equally long. A key that one row has is added to all others."""
     if any("answers" in row for row in rows):
         for row in rows:
             row.setdefault("answers", torch.zeros(len(row["input_ids"]), dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""A recipe's file and `--section.key=value` on the command line, both read strictly."""
+"""Read a recipe and its overrides on the command line, `--section.key=value`, strictly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .settings.values import models_of
 
 
 def complete_settings(stored: Any) -> Any:
-    """The settings of a run that were stored by `of_run`, with what later releases added."""
+    """Settings stored by `of_run`, with keys that later releases added."""
     try:
         return json.loads(json.dumps(Settings.model_validate({**stored, "output": ""}).of_run()))
     except (TypeError, ValidationError):
@@ -27,7 +27,7 @@ def complete_settings(stored: Any) -> Any:
 
 
 def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
-    """The settings of a recipe, the package's own by name or any file; `--data.length=4096` and the like override."""
+    """The settings of a recipe, by name or file, with overrides such as `--data.length=4096`."""
     try:
         raw = yaml.load(recipe_path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -46,7 +46,7 @@ def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as text, since it lacks a dot: everybody who writes it means a number."""
+    """Reads 1e-3 as a number, which YAML 1.1 takes for text since it lacks a dot."""
 
 
 _Loader.add_implicit_resolver(
@@ -57,7 +57,7 @@ _Loader.add_implicit_resolver(
 
 
 def _override(raw: dict[str, Any], given: str) -> None:
-    """Write one `--a.b=value` into nested settings. The value is read as YAML, as in the file."""
+    """Set one `--a.b=value` in nested settings. The value is YAML, as in the file."""
     name, equals, text = given.removeprefix("--").partition("=")
     if not given.startswith("--") or not equals or not name:
         raise PosencError(f"{given!r} is not understood: write --section.key=value, for example --data.length=4096.")
@@ -90,7 +90,7 @@ def _problem_message(problem: ErrorDetails) -> str:
 
 
 def _section(path: Sequence[str | int]) -> type[BaseModel]:
-    """The model of a section, down a path of keys."""
+    """The class of a section, by its path of keys."""
     at: type[BaseModel] = Settings
     for key in path:
         field = at.model_fields.get(str(key))

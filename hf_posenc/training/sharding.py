@@ -1,7 +1,7 @@
-"""Texts that several processes share (context parallelism): what is right there is let through, all else refused.
+"""Context parallelism, where several processes share a text: allow what is correct, refuse everything else.
 
-Each process holds some stretches of a text, not one after the other, and torch's causal kernel alone meets the keys of
-the others. So positions must be told, keys must stand for themselves, and no mask is heeded.
+Each process holds several separate stretches of a text, and only torch's causal kernel sees the keys of the others. So
+positions must be passed explicitly, keys must not depend on the query, and masks are ignored.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .recipe_files import launch_option
 from .settings import Settings
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
-"""What configs call the share of attention that is dropped in training."""
+"""Names of attention dropout in configs."""
 LEAP = 7
-"""Between two tokens, to see whether a layer is told positions or counts."""
+"""A gap between two positions, to test whether a layer uses given positions or counts tokens."""
 
 
 def launched_parallel() -> Any:
-    """How the launcher spreads texts and parameters, before an accelerator says so; None unless it was told."""
+    """The launcher's parallelism config, available before there is an accelerator; None if there is none."""
     asked = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
     return ParallelismConfig() if asked else None
 
 
 def launched_sharded() -> bool:
-    """Whether the launcher cuts parameters into shards."""
+    """Whether the launcher shards parameters."""
     return any(os.environ.get(f"ACCELERATE_USE_{way}", "false").lower() == "true" for way in ("FSDP", "DEEPSPEED"))
 
 
 def refuse_zero3() -> None:
-    """Raise under ZeRO-3: transformers cuts weights while it loads them, and a model is patched whole."""
+    """Raise under ZeRO-3: transformers shards weights while loading, but patching needs whole ones."""
     asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if asked and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         raise PosencError(
@@ -57,10 +57,10 @@ def processes_per_text(parallel: Any) -> int:
 
 
 def refuse_sharded_text(settings: Settings, parallel: Any, rows: Any) -> None:
-    """Raise for data that context parallelism would take for other data: it knows the causal mask alone."""
+    """Raise for data that context parallelism would compute wrongly, since it has only the causal mask."""
     if parallel is not None and (parallel.sp_enabled or parallel.tp_enabled):
         raise PosencError(
-            "The launch asks for tensor or Ulysses sequence parallelism, which recipes do not know. To share long "
+            "The launch asks for tensor or Ulysses sequence parallelism, which recipes do not support. To share long "
             f"texts launch with {launch_option('context_parallel')}."
         )
     processes = processes_per_text(parallel)
@@ -69,35 +69,35 @@ def refuse_sharded_text(settings: Settings, parallel: Any, rows: Any) -> None:
     data = settings.data
     if data.documents == "separate" or data.short is not None:
         raise PosencError(
-            "Under context parallelism attention would cross the borders of documents, since masks are dropped there. "
+            "Under context parallelism attention would cross document boundaries, since masks are dropped there. "
             "Set data.documents: joined, without data.short."
         )
     if data.answer_weight != 1 or settings.model.objective != "causal":
         raise PosencError("Context parallelism is for causal models, with data.answer_weight: 1.")
     if isinstance(rows, IterableDataset):
         raise PosencError(
-            "A stream of text would be dealt out row by row, and processes that share a text would each get another. "
+            "A stream of text is distributed row by row, so processes that share a text would each get another one. "
             "Set data.streaming: false."
         )
     uneven = [length for length in data.lengths if length % (2 * processes)]
     if uneven:
         raise PosencError(
-            f"{processes} processes share a text in {2 * processes} equal parts, and rows of {uneven[0]} tokens have "
-            f"none: take a multiple of {2 * processes} (data.length, data.stages)."
+            f"{processes} processes share a text in {2 * processes} equal parts, and rows of {uneven[0]} tokens "
+            f"cannot be split so: use a multiple of {2 * processes} (data.length, data.stages)."
         )
 
 
 def refuse_lost_rows(settings: Settings, sharded: bool) -> None:
-    """Raise where old rows of a table would be trained with the new ones: sharding forgets what holds them still."""
+    """Raise if old rows of a table would be trained too: sharding drops the hook that keeps them fixed."""
     if sharded and settings.tune.positions == "new":
         raise PosencError(
-            "tune.positions: new holds the old rows of a table still by their gradient, which is lost where weights "
-            f"are sharded. Launch with {launch_option('ddp')}, or set tune.positions: all."
+            "tune.positions: new keeps the old rows of a table fixed by a gradient hook, which is lost where "
+            f"weights are sharded. Launch with {launch_option('ddp')}, or set tune.positions: all."
         )
 
 
 def refuse_sharded_bits(settings: Settings, sharded: bool) -> None:
-    """Raise where weights of 4 bits would be cut into shards: two of them share a byte, and blocks share a scale."""
+    """Raise if 4-bit weights would be sharded: two of them share a byte, and blocks share a scale."""
     if sharded and settings.model.quantize is not None:
         raise PosencError(
             "model.quantize holds weights whole on each device, and this launch shards them. Launch with "
@@ -106,26 +106,26 @@ def refuse_sharded_bits(settings: Settings, sharded: bool) -> None:
 
 
 def prepare_shared_text(model: Any) -> None:
-    """Make a model fit for texts that are shared, or raise."""
+    """Prepare a model for shared texts, or raise."""
     name = attention_of(model.config)
     if name not in ("sdpa", PREFIX + "sdpa"):
         raise PosencError(
-            f"Context parallelism runs on torch's own attention alone, and the model uses {name!r}. Set "
+            f"Context parallelism works only with torch's own attention, and the model uses {name!r}. Set "
             "model.attn_implementation: sdpa."
         )
     dropped = [key for key in DROPOUTS if getattr(model.config, key, 0)]
     if dropped:
         raise PosencError(
-            f"The model drops attention in training ({dropped[0]}), and under context parallelism the gradient would "
-            f"not know what was dropped: only the last of several draws is kept. Set {dropped[0]} to 0 in its config."
+            f"The model has attention dropout ({dropped[0]}). Under context parallelism its gradient would be wrong, "
+            f"since only the last of several masks is kept. Set {dropped[0]} to 0 in its config."
         )
     patched = links(model.modules())
     why = next(filter(None, (non_causal_need(link) for _, link in patched)), None)
     if why is not None:
         raise PosencError(
-            f"Context parallelism knows causal attention and nothing else, and the scheme "
+            f"Context parallelism supports only causal attention, and the scheme "
             f"{model.config.posenc['scheme']!r} {why}. Schemes that rescale RoPE once ('linear', 'ntk', 'yarn'), "
-            f"'alibi' and tables work there; or train without it ({launch_option('fsdp2')})."
+            f"'alibi' and tables work there. Or train without it ({launch_option('fsdp2')})."
         )
     if any(link.bias is not None for _, link in patched):
         set_rendering(model, "shared_columns")
@@ -135,16 +135,16 @@ def prepare_shared_text(model: Any) -> None:
 def non_causal_need(link: Any) -> str | None:
     """What an attention layer needs besides the causal mask."""
     if link.shared.pattern is not None:
-        return "chooses keys, or counts their distance, by its own rule"
+        return "chooses keys, or changes their distances"
     if link.shared.rotates_after_caching:
-        return "rotates all keys anew for each length that a query sees"
+        return "rotates all keys again for each length"
     if link.bias is not None and link.bias.key_slopes is None:
         return "adds a bias to each pair of tokens"
     return None
 
 
 def refuse_counted_positions(model: Any, layers: list[Any]) -> None:
-    """Raise where layers count tokens instead of being told their positions: they would count within a part."""
+    """Raise if layers count tokens instead of using given positions: they would count within a part."""
     told: list[bool] = []
     wanted = torch.tensor([[0, LEAP]], device=model.device)
 
@@ -162,13 +162,13 @@ def refuse_counted_positions(model: Any, layers: list[Any]) -> None:
             hook.remove()
     if not all(told):
         raise PosencError(
-            f"The attention layers of this {model.config.model_type!r} model are not told positions, and would count "
+            f"The attention layers of this {model.config.model_type!r} model do not get positions, and would count "
             "tokens within their part of a text. It cannot be trained under context parallelism."
         )
 
 
 def unsplit_inputs(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What is cut into parts: with every target, and a mask that says that leaps between parts are no borders."""
+    """The inputs to be split: with shifted targets, and a mask so that gaps are not taken for boundaries."""
     positions, mask = inputs["position_ids"], inputs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise PosencError("These rows are padded or masked, and masks are dropped under context parallelism.")

@@ -1,4 +1,4 @@
-"""Where a recipe's text comes from: the Python installation, files, or a dataset; and which of it is held out."""
+"""The text of a recipe: from the Python installation, files, or a dataset; and its held-out part."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from .settings import DataSettings, Source
 from .stdlib import stdlib_texts
 
 LARGE = 2**28
-"""Bytes of text beyond which it is read while training."""
+"""Bytes of text from which it is read while training."""
 MANY = 20
-"""Fewer documents than this are not held out whole: of each one the end is."""
+"""With fewer documents than this, the end of each one is held out instead of whole documents."""
 READERS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 HELD_OUT = 0.05
-"""The share that is held out, unless given."""
+"""The default share of held-out text."""
 AHEAD = 20_000
-"""Documents of a stream among which those held out are looked for."""
+"""Held-out documents of a stream are chosen among the first so many."""
 
 
 Example = str | tuple[str, str] | list[dict[str, Any]]
-"""A text, a prompt and what completes it, or the messages of a chat."""
+"""A text, a prompt with its completion, or the messages of a chat."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is trained on, and what is only measured."""
+    """Text to train on, and held-out text."""
 
     name: str
     documents: Callable[[], Iterator[Any]]
-    """A new pass over the examples to train on, in their order."""
+    """Starts a new pass over the training examples, in order."""
     held_out: list[Any]
     streamed: bool = False
     format: str = "text"
     drops: bool = False
-    """Whether examples that are longer than a row are left out; else they are refused."""
+    """Whether examples longer than a row are dropped; otherwise they are refused."""
 
 
 def load_corpora(asked: DataSettings) -> list[tuple[Corpus, float]]:
-    """All that a recipe names, with its weight."""
+    """All sources of a recipe, with their weights."""
     found = [(load_corpus(source, asked.held_out), source) for source in asked.all_sources]
     return [(replace(text, drops=source.too_long == "drop"), source.weight) for text, source in found]
 
 
 def load_corpus(asked: Source, share: float = HELD_OUT) -> Corpus:
-    """The examples that a source names, of which a share is held out."""
+    """The examples of a source, with a share held out."""
     if asked.path == "stdlib":
         if asked.format != "text":
-            raise PosencError(f"stdlib is text, and holds nothing of data.format: {asked.format}.")
+            raise PosencError(f"stdlib is plain text, not data.format: {asked.format}.")
         return Corpus("stdlib", lambda: iter(stdlib_texts().values()), list(stdlib_texts(held_out=True).values()))
     names = [asked.path] if isinstance(asked.path, str) else asked.path
     files = [file for name in names for file in matching_files(name)]
@@ -64,7 +64,7 @@ def load_corpus(asked: Source, share: float = HELD_OUT) -> Corpus:
         streamed = size > LARGE if asked.streaming is None else asked.streaming
         return split(", ".join(names), lambda: from_files(files, asked), share, streamed, asked.format)
     if isinstance(asked.path, list):
-        raise PosencError(f"None of these files is there: {', '.join(names)}.")
+        raise PosencError(f"None of these files exists: {', '.join(names)}.")
     refuse_path(asked.path)
     streamed = is_large(asked) if asked.streaming is None else asked.streaming
     return split(asked.path, lambda: from_hub(asked, streamed), share, streamed, asked.format)
@@ -73,7 +73,7 @@ def load_corpus(asked: Source, share: float = HELD_OUT) -> Corpus:
 def split(
     name: str, documents: Callable[[], Iterator[Any]], share: float, streamed: bool, format: str = "text"
 ) -> Corpus:
-    """Hold a share out: whole examples, found by a hash of what they say; of a few books, the end of each."""
+    """Hold out a share: whole examples, chosen by hash, or the end of each if there are few documents."""
     if streamed:
         kept = [text for text in islice(documents(), AHEAD) if is_held_out(text, share)]
         return Corpus(
@@ -103,24 +103,24 @@ def is_held_out(example: Example, share: float) -> bool:
 
 
 def matching_files(name: str) -> list[str]:
-    """The files that a name or a pattern stands for, each of a kind that can be read."""
+    """The files of a name or a pattern, which must be of a readable type."""
     found = [name] if os.path.isfile(name) else sorted(f for f in glob.glob(name, recursive=True) if os.path.isfile(f))
     for file in found:
         suffix = Path(file).suffix.lower()
         if suffix not in READERS:
-            raise PosencError(f"{file} is none of {', '.join(READERS)}: convert it, or name other files.")
+            raise PosencError(f"{file} is not one of {', '.join(READERS)}: convert it, or name other files.")
     return found
 
 
 def refuse_path(name: str) -> None:
-    """Raise for what was meant as a file and is none, before a hub is asked for it."""
+    """Raise for a missing file, so that the hub is not asked for it."""
     looks = any(sign in name for sign in "*?[") or Path(name).suffix.lower() in READERS or name.startswith((".", "/"))
     if looks or name.count("/") > 1:
         raise PosencError(f"No file matches {name!r}. Name files, a dataset (owner/name), or stdlib.")
 
 
 def from_files(files: Iterable[str], asked: Source) -> Iterator[Any]:
-    """A text file is one document; of the others, each line or record is an example."""
+    """Examples of files: a text file is one document, other files have one for each line or record."""
     for file in files:
         kind = READERS[Path(file).suffix.lower()]
         if kind == "text":
@@ -131,7 +131,7 @@ def from_files(files: Iterable[str], asked: Source) -> Iterator[Any]:
             except UnicodeDecodeError as error:
                 raise PosencError(f"{file} is not text in UTF-8: {error}. Convert it first.") from None
         else:
-            import datasets  # takes seconds, and few need it
+            import datasets  # slow to import
 
             yield from examples_of(
                 read_dataset(datasets.load_dataset, kind, data_files=file, split="train"), asked, file
@@ -146,7 +146,7 @@ def from_hub(asked: Source, streamed: bool) -> Iterator[Any]:
 
 
 def is_large(asked: Source) -> bool:
-    """What the dataset says of its size; one that says nothing is streamed."""
+    """Whether a dataset is large, by its metadata; one of unknown size counts as large."""
     import datasets
 
     splits = read_dataset(datasets.load_dataset_builder, asked.path, asked.name).info.splits or {}
@@ -156,20 +156,20 @@ def is_large(asked: Source) -> bool:
 def read_dataset(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return load(*args, **{"streaming": True, **kwargs} if "data_files" in kwargs else kwargs)
-    except Exception as error:  # whatever the hub, a parser or the network says
+    except Exception as error:  # from the hub, a parser or the network
         what = kwargs.get("data_files", args[0])
         raise PosencError(f"{what} cannot be read as a dataset: {type(error).__name__}: {error}") from error
 
 
 def examples_of(records: Iterable[dict[str, Any]], asked: Source, name: str) -> Iterator[Any]:
-    """What a format makes of each record."""
+    """The examples of records, by the format of the source."""
     make = {"text": text_of, "prompt_completion": prompt_of, "chat": chat_of}[asked.format]
     try:
         for record in records:
             yield make(record, asked, name)
     except PosencError:
         raise
-    except Exception as error:  # a parser, at a damaged record
+    except Exception as error:  # a parser fails at a damaged record
         raise PosencError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -187,11 +187,11 @@ def chat_of(record: dict[str, Any], asked: Source, name: str) -> list[dict[str, 
     fits = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
     if not fits or any(not isinstance(m.get(key), str) for m in messages for key in ("role", "content")):
         raise PosencError(
-            f"The column {asked.messages!r} of {name} should hold lists of {{role, content}}, and one is "
+            f"The column {asked.messages!r} of {name} should hold lists of {{role, content}}, but one is "
             f"{str(messages)[:80]!r}."
         )
     if not any(message["role"] == "assistant" for message in messages):
-        raise PosencError(f"A chat of {name} has no turn of the assistant, so that there is nothing to learn from it.")
+        raise PosencError(f"A chat of {name} has no turn of the assistant, so there is nothing to train on.")
     return messages
 
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer, with a loss that holds few logits and checkpoints that can be trusted."""
+"""transformers' Trainer with a loss that needs few logits in memory, and verified checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OURS = {
     "max_seconds", "full_logits", "processes", "use_cpu", "gradient_checkpointing", "recompute_attention",
     "mlp_tokens", "offload", "eval_rows", "early_stopping_patience", "generate_steps",
 }  # fmt: skip
-"""Keys of `train` that are not transformers' own, or not passed on."""
+"""Keys of `train` that are not passed to TrainingArguments."""
 
 
 def arguments(settings: Settings) -> TrainingArguments:
@@ -50,29 +50,29 @@ def arguments(settings: Settings) -> TrainingArguments:
         per_device_eval_batch_size=asked.per_device_train_batch_size,
         prediction_loss_only=True,
         metric_for_best_model="loss" if asked.eval_steps is not None else None,
-        train_sampling_strategy="sequential",  # rows come in the order of their run, whoever reads them
+        train_sampling_strategy="sequential",  # rows are in order already
         remove_unused_columns=False,
         save_strategy="steps",
-        restore_callback_states_from_checkpoint=True,  # patience that is half gone stays so
+        restore_callback_states_from_checkpoint=True,  # keeps the patience of early stopping
         logging_first_step=True,
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
-        ddp_timeout=DAY,  # the others wait while one measures
+        ddp_timeout=DAY,  # other processes wait while one measures
     )
     try:
         return TrainingArguments(output_dir=settings.output, **asked.model_dump(exclude=OURS), **given)
-    except ValueError as error:  # a precision that this device has not, and the like
+    except ValueError as error:  # for example a precision that the device does not have
         raise PosencError(f"train: {error}") from error
 
 
 def rows_a_step(args: TrainingArguments) -> int:
-    """Rows that one step takes from the data. Processes that share one text count once."""
+    """Rows of one step. Processes that share a text count once."""
     sharing = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", 1))
     return args.world_size // sharing * args.per_device_train_batch_size * args.gradient_accumulation_steps
 
 
 class ContextTrainer(WatchedTrainer):
-    """Trains on rows of tokens. The loss is a sum over tokens, divided by those of the whole step."""
+    """Trains on rows of tokens. The loss is the mean over all tokens of a step."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ContextTrainer(WatchedTrainer):
         self.causal = settings.model.objective == "causal"
         self.next_token = self.causal
         self.contrastive = settings.model.objective == "contrastive"
-        self.model_accepts_loss_kwargs = not self.contrastive  # so that the tokens of a whole step are counted
+        self.model_accepts_loss_kwargs = not self.contrastive  # makes transformers count the tokens of a whole step
         parallel = getattr(self.accelerator, "parallelism_config", None)
         refuse_sharded_text(settings, parallel, self.train_dataset)
         refuse_lost_rows(settings, self.accelerator.distributed_type in SHARDED)
@@ -107,7 +107,7 @@ class ContextTrainer(WatchedTrainer):
         super().log({**logs, **self.meter.read()} if "loss" in logs else logs, *args, **kwargs)
 
     def shared_inputs(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """transformers goes by the name of the attention alone; `prepare_shared_text` has looked at what it does."""
+        """transformers checks only the name of the attention; `prepare_shared_text` has checked the rest."""
         if self.sharing == 1:
             return contextlib.nullcontext, inputs
         inputs = unsplit_inputs(inputs)
@@ -137,7 +137,7 @@ class ContextTrainer(WatchedTrainer):
             answers = F.pad(answers[:, 1:], (0, 1))
         wanted = Wanted(targets, answers, self.settings.data.answer_weight)
         if self.causal:
-            inputs["use_cache"] = False  # with a cache transformers does not look for borders
+            inputs["use_cache"] = False  # with a cache transformers does not look for document boundaries
         if self.head is not None:
             with self.head.expecting(wanted):
                 outputs = model(**inputs)
@@ -164,7 +164,7 @@ class ContextTrainer(WatchedTrainer):
         return super().create_optimizer(model)
 
     def write(self, folder: Path) -> None:
-        """Save what came of the run: masters are rounded to what the model is read in. Checkpoints keep them."""
+        """Save the result, with master weights rounded to the model's dtype. Checkpoints keep them in fp32."""
         self.rounding = True
         try:
             self.save_model(str(folder))
@@ -172,14 +172,14 @@ class ContextTrainer(WatchedTrainer):
             self.rounding = False
         if not self.args.should_save:
             return
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle; recipe.yaml says it all
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle file; recipe.yaml has the same settings
         model = self.accelerator.unwrap_model(self.model)
         if hasattr(model, "peft_config"):
             write_once(folder, model.get_base_model())
 
     @property
     def written(self) -> dict[str, str]:
-        """What adapters and all else are written in, by name of the dtype."""
+        """The dtypes that adapters and other weights are saved in."""
         model = self.accelerator.unwrap_model(self.model)
         rounded = rounded_dtypes(model)
         found: dict[str, str] = {}
@@ -197,21 +197,21 @@ class ContextTrainer(WatchedTrainer):
         if not hasattr(model, "peft_config"):
             return
         if getattr(model.config, "posenc", None) is not None:
-            seal_adapter(folder, model.get_base_model(), self.base_weights)  # sharded saves do not pass our hooks
-        # PEFT notes where a base model was found, which for one of this package is a place on this machine.
+            seal_adapter(folder, model.get_base_model(), self.base_weights)  # sharded saves do not call our hooks
+        # PEFT writes the path of the base model, which for `tiny` is a path on this machine.
         config = folder / ADAPTER
         noted = {**json.loads(config.read_text()), "base_model_name_or_path": self.settings.model.path}
         config.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
 
     def after_checkpoint(self, folder: Path) -> None:
-        self.accelerator.wait_for_everyone()  # every process has written its random state
+        self.accelerator.wait_for_everyone()  # so that every process has written its random state
         if self.args.should_save:
             self.clock.now().write(folder)
             write_manifest(folder, self.settings.of_run())
 
 
 def sum_losses(logits: Tensor, wanted: Wanted) -> Tensor:
-    """The same sum from logits that are all there."""
+    """The same sum from whole logits."""
     assert wanted.targets is not None
     losses = F.cross_entropy(
         logits.float().flatten(0, 1), wanted.targets.flatten(), reduction="none", ignore_index=IGNORED

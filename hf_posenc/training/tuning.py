@@ -1,4 +1,4 @@
-"""What of a model is trained: LoRA on its projections, with norms, embeddings and positions beside it."""
+"""Which parameters are trained: LoRA on projections, and norms, embeddings and positions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .settings import TuneSettings
 
 TASKS = {"causal": "CAUSAL_LM"}
 LAYER = re.compile(r".*\.\d+\.")
-"""The way to a layer; what follows it is the same in all layers."""
+"""The path to a layer; the names after it are the same in all layers."""
 
 
 def choose_trainable(model: PreTrainedModel, asked: TuneSettings, objective: str) -> Any:
-    """The model with its trainable parameters chosen: wrapped by PEFT where there is LoRA, else itself."""
+    """The model with its trainable parameters chosen; wrapped by PEFT if there is LoRA."""
     if asked.whole:
         model.requires_grad_(True)
         keep_master_weights(model)
@@ -51,7 +51,7 @@ def choose_trainable(model: PreTrainedModel, asked: TuneSettings, objective: str
             use_dora=asked.lora.use_dora,
             target_modules=lora_targets(places(model), asked.lora.target_modules),
             modules_to_save=saved or None,
-            # PEFT keeps the two ends of a model tied where it knows their names; else the trained one parts.
+            # PEFT keeps input and output embeddings tied only if it knows their names.
             ensure_weight_tying=bool(model.config.tie_word_embeddings) and knows_embeddings(ends),
         )
         wrapped = get_peft_model(model, config)
@@ -62,7 +62,7 @@ def choose_trainable(model: PreTrainedModel, asked: TuneSettings, objective: str
 
 
 def lora_targets(where: Places, asked: str | list[str]) -> str | list[str]:
-    """Names of projections, as PEFT takes them: those of attention, all of them, or those given."""
+    """Names of projections for PEFT: those of attention, all linear layers, or the given ones."""
     if asked != "attention":
         return asked
     layers = [attention for stack in where.stacks for attention in stack.attentions]
@@ -79,7 +79,7 @@ def lora_targets(where: Places, asked: str | list[str]) -> str | list[str]:
 
 
 def whole_modules(model: PreTrainedModel, asked: TuneSettings) -> list[str]:
-    """Names of the modules that are trained and saved whole."""
+    """Names of modules that are trained and saved whole."""
     chosen: list[nn.Module] = []
     if asked.norms:
         chosen += [module for module in model.modules() if "norm" in type(module).__name__.lower()]
@@ -92,14 +92,14 @@ def whole_modules(model: PreTrainedModel, asked: TuneSettings) -> list[str]:
 
 
 def position_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """What a scheme brought that can be trained: a learned table, a bias."""
+    """Modules with parameters that a scheme added: a learned table, a bias."""
     brought = [m for name, m in model.named_modules() if name.rpartition(".")[2].startswith("posenc_")]
     tables = [m for m in model.modules() if isinstance(m, LearnedTable)]
     return [m for m in dict.fromkeys([*tables, *brought]) if any(True for _ in m.parameters())]
 
 
 def keep_old_rows(wrapped: Any, masks: list[Tensor]) -> None:
-    """Let only the rows of learned tables be trained that the model had not before it was patched."""
+    """Train only the rows of learned tables that the patch added."""
     held = [master(m, "weight") for m in wrapped.modules() if isinstance(m, LearnedTable)]
     trained = [weight for weight in held if weight is not None and weight.requires_grad]
     for weight, new in zip(trained, masks, strict=True):
@@ -107,12 +107,12 @@ def keep_old_rows(wrapped: Any, masks: list[Tensor]) -> None:
 
 
 def count_trainable(model: Any) -> int:
-    """Parameters that are trained."""
+    """The number of trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def estimate_trainable(model: Any, asked: TuneSettings) -> int:
-    """About as many as `choose_trainable` would train, without making them."""
+    """About how many parameters `choose_trainable` would train, without creating adapters."""
     if asked.whole:
         return sum(p.numel() for p in model.parameters())
     ends = tuple(whole_modules(model, asked)) or ("no such module",)
@@ -132,5 +132,5 @@ def adapted_layers(model: Any, asked: TuneSettings) -> list[Any]:
 
 
 def layer_sizes(layer: Any) -> tuple[int, int]:
-    """How many values a projection reads and gives; the shape of its weight would not say it of one in 4 bits."""
+    """The input and output size of a projection, also for 4-bit weights, whose shape differs."""
     return (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)

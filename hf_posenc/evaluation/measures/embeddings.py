@@ -1,4 +1,4 @@
-"""Texts as vectors: by a SentenceTransformer as it is, or by the mean of a transformers model's last states."""
+"""Embeddings of texts: by a SentenceTransformer, or the mean of a transformers model's last hidden states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEAN = "the mean of the last states"
 
 
 class Embedder(Protocol):
-    """Makes unit vectors of texts; what is longer than `limit` tokens is cut there."""
+    """Computes unit vectors of texts, which are truncated at `limit` tokens."""
 
     model: Any
     tokenizer: Any
@@ -40,15 +40,15 @@ class Embedder(Protocol):
 
 
 class Pooled:
-    """A transformers model, with mean pooling over what is not padding."""
+    """A transformers model with mean pooling over all tokens but padding."""
 
     pooling = MEAN
 
     def __init__(self, model: Any, tokenizer: Any):
         if unwrap_model(model).config.is_encoder_decoder:
             raise PosencError(
-                f"{type(unwrap_model(model)).__name__} has an encoder and a decoder, and what its embedding of a "
-                "text is cannot be told. Evaluate its encoder alone, or a SentenceTransformer of it."
+                f"{type(unwrap_model(model)).__name__} has an encoder and a decoder, so it is not defined what its "
+                "embedding of a text is. Evaluate its encoder alone, or a SentenceTransformer of it."
             )
         self.model, self.tokenizer, self.limit = model, tokenizer, reach(model)
 
@@ -86,7 +86,7 @@ class Sentences:
 
 
 class Chunked(Embedder):
-    """The way without a patch: a long text in equal pieces that the model can read, and the mean of their vectors."""
+    """The baseline without a patch: split a long text into equal pieces, and average their embeddings."""
 
     def __init__(self, whole: Embedder, length: int):
         self.whole, self.length = whole, min(length, whole.limit or length)
@@ -109,7 +109,7 @@ def embedder_of(model: Any, tokenizer: Any) -> Embedder:
 
 
 def pieces(text: str, tokenizer: Any, length: int) -> list[str]:
-    """The words of a text in as few pieces of at most `length` tokens as it takes, all about as long."""
+    """Split a text into as few pieces of at most `length` tokens as possible, all about equally long."""
     words = text.split()
     special = len(tokenizer("")["input_ids"])
     sizes = [len(ids) for ids in tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]]
@@ -133,7 +133,7 @@ def embed(
     make: Callable[[Sequence[str]], Tensor], texts: Sequence[str], sizes: Sequence[int], together: int | None,
     device: str, progress: Progress | None = None, shared: Processes = ALONE,
 ) -> Tensor:  # fmt: skip
-    """The vectors of texts in their order, read in batches of like lengths."""
+    """The embeddings of texts, in their order, computed in batches of similar length."""
     order = sorted(range(len(texts)), key=lambda i: -sizes[i])
 
     def read(batch: list[int]) -> Tensor:
@@ -141,8 +141,8 @@ def embed(
         broken = ~vectors.isfinite().all(-1)
         if broken.any():
             raise PosencError(
-                f"{int(broken.sum())} of {len(batch)} embeddings are not numbers: the model overflows or its weights "
-                "are broken. Load it in float32 or bfloat16, or look at its weights."
+                f"{int(broken.sum())} of {len(batch)} embeddings are not finite numbers: the model overflows or its "
+                "weights are broken. Load it in float32 or bfloat16, or look at its weights."
             )
         if progress is not None:
             progress(sum(sizes[i] for i in batch) * shared.count)
@@ -167,7 +167,7 @@ def embedding_retrieval(
     progress: Progress | None = None,
     shared: Processes = ALONE,
 ) -> list[Row]:
-    """How many queries find their own document before all others (accuracy at 1, by cosine)."""
+    """The share of queries whose own document is the nearest by cosine (accuracy at 1)."""
     asked = asked or Haystacks()
     straws = haystacks(task, length, embedder.tokenizer, asked, documents)
     asking, device = straws[: asked.queries], embedder.model.device.type
@@ -196,7 +196,7 @@ def embedding_retrieval(
 
 
 def own_ranks(queries: Tensor, documents: Tensor) -> list[int]:
-    """The place of each query's own document, the one with its number, among all; a draw is lost."""
+    """The rank of each query's own document, the one with its index, among all. Ties count against it."""
     scores = queries @ documents.T
     own = scores.diagonal()[:, None]
     return [int(rank) for rank in (scores >= own).sum(1)]
@@ -220,7 +220,7 @@ def passages(documents: Sequence[Document], length: int, tokenizer: Any, count: 
 
 
 def similarity_rows(before: Tensor, after: Tensor, scheme: str, length: int) -> list[Row]:
-    """What a patch costs short texts: how far their vectors moved, and whether neighbours kept their order."""
+    """What a patch changes on short texts: how far embeddings moved, and whether neighbours kept their order."""
     figures = {
         "cosine": (
             (before * after).sum(-1).double().tolist(),
@@ -245,13 +245,13 @@ def similarity_rows(before: Tensor, after: Tensor, scheme: str, length: int) -> 
 
 
 def others(vectors: Tensor) -> Tensor:
-    """For each text its similarities to all others."""
+    """For each text, its similarity to every other one."""
     count = len(vectors)
     scores = vectors @ vectors.T
     return scores[~torch.eye(count, dtype=torch.bool)].view(count, count - 1)
 
 
 def spearman(one: Tensor, other: Tensor) -> float:
-    """The correlation of ranks; equal values are ranked as they come, which real scores seldom are."""
+    """Spearman's rank correlation. Ties are ranked in order of index: real scores are seldom equal."""
     ranks = torch.stack([values.double().argsort().argsort() for values in (one, other)]).double()
     return float(torch.corrcoef(ranks)[0, 1])

@@ -1,4 +1,4 @@
-"""Means with their standard errors, and what differences they carry."""
+"""Means with standard errors, and tests of differences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONFIDENCE = 0.95
 
 
 def mean_and_error(values: Sequence[float], weights: Sequence[float] | None = None) -> tuple[float, float | None]:
-    """The weighted mean and its standard error, each value an independent sample; no error of a single one."""
+    """The weighted mean and its standard error, of independent samples; a single one has no error."""
     n = len(values)
     weights = [1.0] * n if weights is None else weights
     total = math.fsum(weights)
@@ -33,7 +33,7 @@ def t_quantile(confidence: float, freedom: int) -> float:
 
 
 def differ(first: Sequence[float], second: Sequence[float], pairs: int = 1) -> bool:
-    """Whether paired samples differ by more than chance would make `pairs` such pairs differ (Bonferroni)."""
+    """Whether paired samples differ significantly, with Bonferroni's correction for `pairs` comparisons."""
     mean, error = mean_and_error([a - b for a, b in zip(first, second, strict=True)])
     if error is None:
         return False

@@ -1,4 +1,4 @@
-"""Long documents that each hide one fact, and the questions whose answers they hold. All follow from their seeds."""
+"""Long documents that each hide one fact, and the query for it. All are generated from a seed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FACT_QUERY = "What is {1} in {0}?"
 
 @dataclass(frozen=True, kw_only=True)
 class Haystacks:
-    """How many questions are asked of how many documents; LongEmbed's numbers unless given."""
+    """How many queries search how many documents. The defaults are those of LongEmbed."""
 
     queries: int = 50
     documents: int = 100
@@ -69,7 +69,7 @@ MOST = len(PLACES) * len(TOPICS)
 
 @dataclass(frozen=True, kw_only=True)
 class Straw:
-    """A document with the question that only it answers."""
+    """A document, and the query that only this document answers."""
 
     query: str
     text: str
@@ -78,13 +78,13 @@ class Straw:
 
 
 Fact = tuple[str, str]
-"""What is hidden, and the question for it."""
+"""A hidden statement, and the query for it."""
 Hay = Callable[[int], str]
-"""A text of so many words."""
+"""Makes a text of so many words."""
 
 
 def pass_keys(rng: random.Random, count: int) -> list[Fact]:
-    """A person and a number each; no two share a name."""
+    """Pass keys of people with different names."""
     pairs = rng.sample([(first, last) for first in FIRST for last in LAST], count)
     keys = rng.sample(range(1, LARGEST_KEY + 1), count)
     people = [f"{first} {last}" for first, last in pairs]
@@ -92,7 +92,7 @@ def pass_keys(rng: random.Random, count: int) -> list[Fact]:
 
 
 def facts(rng: random.Random, count: int) -> list[Fact]:
-    """A statement about a place each; others are about the same place, or say the same of others."""
+    """Statements about places. Distractors are about the same place, or the same topic elsewhere."""
     pairs = rng.sample([(place, topic) for place in PLACES for topic in TOPICS], count)
     return [
         (FACT.format(place, topic, rng.choice(TOPICS[topic].split("|"))), FACT_QUERY.format(place, topic))
@@ -105,7 +105,7 @@ def filler_hay(rng: random.Random, documents: Sequence[Document]) -> tuple[Hay, 
 
 
 def real_hay(rng: random.Random, documents: Sequence[Document]) -> tuple[Hay, int | None]:
-    """Words of a text from somewhere on, and how many there are."""
+    """Words of a text from a random place on, and how many there are."""
     words = rng.choice(documents).text.split()
     start = rng.randrange(max(1, len(words) // 2))
     return lambda count: " ".join(words[start : start + count]), len(words) - start
@@ -120,7 +120,7 @@ def haystacks(
 ) -> list[Straw]:
     """The documents of a task, none longer than `length` tokens, each with its fact at a depth of its own.
 
-    The first `asked.queries` of them are asked for; the facts of the others are there to be mistaken for theirs.
+    Queries are for the first `asked.queries` of them; the other documents are distractors.
     """
     hidden, hay = HAYSTACKS[task]
     if hay is real_hay and not any(document.text for document in documents):

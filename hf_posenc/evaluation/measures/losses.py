@@ -1,7 +1,7 @@
-"""The loss of every token, without ever holding the logits of a whole text.
+"""The loss of every token, without holding the logits of a whole text in memory.
 
-The body of a model runs once. Its head then sees the body's output a slice at a time, through the model's own
-forward with the body standing still: whatever the class does to logits (a scale, a soft cap, a bias) is in them.
+The body of a model runs once. Its head then gets the output of the body slice by slice, through the model's own
+forward with the body replaced: so everything that the class does to logits (a scale, a soft cap, a bias) is done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...patching.lengths import places_or_none
 from ...patching.patch_state import is_patched, links, unwrap_model
 
 CHUNK = 512
-"""Tokens whose logits are held at once."""
+"""Tokens whose logits are in memory at once."""
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def token_losses(
 ) -> Tensor:
     """Negative log likelihood in nats of the `last` tokens of each row (all but the first, unless given), in fp32.
 
-    `chunk` tokens at a time meet the head. With `step`, the body reads so many tokens at a time over a KV cache.
+    The head gets `chunk` tokens at a time. With `step`, the body reads so many tokens at a time with a KV cache.
     No value changes with either, but for rounding.
     """
     rows, length = input_ids.shape
@@ -56,7 +56,7 @@ def token_losses(
 def sliced_logits(
     model: Any, ids: Tensor, first: int, size: int, step: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """The logits from position `first` to the last but one, as pairs of where a slice starts and the slice."""
+    """The logits from position `first` to the last but one, as pairs of a slice's start and its logits."""
     end = ids.shape[1] - 1
     if step is not None and not cacheable(model):
         raise PosencError(
@@ -68,12 +68,12 @@ def sliced_logits(
         once = Pass(model, ids[:, at:stop], at, cache)
         for start in range(max(first, at), stop, size):
             yield start, once.logits(slice(start - at, min(start + size, stop) - at))
-        if cache is not None and stop <= first:  # read for the cache alone
+        if cache is not None and stop <= first:  # only fills the cache
             once.logits(slice(0, 1))
 
 
 class Pass:
-    """One pass of a model over tokens, whose logits are asked for slice by slice. The body runs at the first."""
+    """A pass of a model over tokens, with logits slice by slice. The body runs for the first slice."""
 
     def __init__(self, model: Any, ids: Tensor, at: int = 0, cache: Any = None):
         self.model = unwrap_compiled(model)
@@ -103,7 +103,7 @@ class Pass:
                 f"of {logits.shape[1]}: it cannot be evaluated in slices."
             )
         warnings.warn(
-            f"The head of {type(self.inner).__name__} cannot be run apart from its body: all logits of a pass are "
+            f"The head of {type(self.inner).__name__} cannot be run without its body: all logits of a pass are "
             "held in memory.",
             stacklevel=2,
         )
@@ -118,7 +118,7 @@ class Pass:
 
     @contextmanager
     def _body_cut(self, where: slice) -> Iterator[None]:
-        """The body runs, its whole output is kept, and the head sees a slice of it."""
+        """Run the body, keep its whole output, and give the head a slice of it."""
 
         def keep(body: nn.Module, args: Any, output: Any) -> Any:
             if self.body is not None or getattr(output, "last_hidden_state", None) is None:
@@ -135,7 +135,7 @@ class Pass:
 
     @contextmanager
     def _body_still(self, where: slice) -> Iterator[None]:
-        """The body does not run, and answers with a slice of what it made before."""
+        """Replace the body by one that returns a slice of its earlier output."""
         assert self.body is not None
         own = vars(self.body).get("forward")
         self.body.forward = lambda *args, **kwargs: self._cut(where)
@@ -143,33 +143,33 @@ class Pass:
             yield
         finally:
             del self.body.forward
-            if own is not None:  # somebody had wrapped it, as accelerate does
+            if own is not None:  # it was wrapped before, for example by accelerate
                 self.body.forward = own
 
 
 def cacheable(model: Any) -> bool:
-    """Whether a text read in parts over a KV cache gives what a single pass does."""
+    """Whether reading a text in parts with a KV cache gives the same as a single pass."""
     inner = unwrap_model(model)
     rope = getattr(inner.config, "rope_parameters", None) or {}
     if not is_patched(inner) and rope.get("rope_type") in ("dynamic", "longrope"):
-        return False  # transformers' own leave keys in the cache that were rotated with old angles
+        return False  # those of transformers keep keys in the cache that were rotated with old angles
     taken = inspect.signature(inner.forward).parameters
     return "past_key_values" in taken and not is_stateful(inner)
 
 
 def forgets(model: nn.Module) -> bool:
-    """Whether a scheme drops keys from the cache: it can be read over one, but that cannot be cut back."""
+    """Whether a scheme drops keys from the cache, which then cannot be cropped."""
     return any(link.shared.forgets for _, link in links(model.modules()))
 
 
 def bodies(model: PreTrainedModel) -> list[nn.Module]:
-    """What a language model's head may stand on, innermost first."""
+    """The modules below the head of a language model, innermost first."""
     found = [model.get_decoder(), model.base_model]
     return [body for body in dict.fromkeys(found) if isinstance(body, nn.Module) and body is not model]
 
 
 def refuse_broken(losses: Tensor, first: int) -> None:
-    """Raise at the first loss that is no number; `first` is the position of the first column."""
+    """Raise if a loss is not finite; `first` is the position of the first column."""
     broken = ~losses.isfinite()
     if broken.any():
         row, column = broken.nonzero()[broken.nonzero()[:, 1].argmin()].tolist()
@@ -190,7 +190,7 @@ def vocabulary_of(model: Any) -> int:
 
 
 def refuse_not_causal(model: Any) -> None:
-    """Raise for a model whose tokens see what comes after them, or which predicts none."""
+    """Raise for a model whose tokens see later ones, or that predicts none."""
     inner = unwrap_model(model)
     name = type(inner).__name__
     if inner.get_output_embeddings() is None or getattr(inner.config, "is_encoder_decoder", False):
@@ -212,7 +212,7 @@ def refuse_not_causal(model: Any) -> None:
     built = where is None or where.stacks[-1].causal
     if leak > 1e-4 * own + rounding or (leak and not built):
         raise PosencError(
-            f"{name} sees the tokens that it would be asked to predict: it is an encoder. Perplexity and retrieval "
-            "are for decoders; of this family, one with is_decoder=True in its config and a causal head will do. "
+            f"{name} sees the tokens that it would have to predict: it is an encoder. Perplexity and retrieval "
+            "are for decoders; of this family, use one with is_decoder=True in its config and a causal head. "
             "Encoders are evaluated by their embeddings: --tasks embed_passkey,embed_needle."
         )

@@ -1,4 +1,4 @@
-"""Prompts that hide something in a long text and ask for it. Every one follows from its seed."""
+"""Prompts that hide something in a long text and ask for it, each generated from a seed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORDS = (  # noqa: SIM905
 PAIRS_OPENING = "Extract the value corresponding to the specified key in the JSON object below."
 PAIR_QUESTION = 'Key: "{}"\nCorresponding value:'
 PAIR_WORDS = 32
-"""Words of a prompt that make room for a pair; each is some eighty characters."""
+"""Words of filler that take the room of one pair, which has about eighty characters."""
 
 SENTENCE_QUESTION = "\n\nWhat is the first sentence of the text above? The first sentence of the text above is:"
 SENTENCE_WORDS = 12
@@ -44,16 +44,16 @@ SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieval:
-    """How many trials are made, and how hard they are."""
+    """How many trials there are, and how hard they are."""
 
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     trials: int = 10
     """At each depth."""
     distractors: int = 9
     needles: int = 4
-    """Keys of multikey; values of multivalue, beside as many of other keys."""
+    """Number of keys in multikey. Multivalue has so many values of one key, and as many of others."""
     new_tokens: int = 10
-    """Room for an answer; it is part of the length."""
+    """Tokens reserved for an answer, as part of the length."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Retrieval:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A prompt, what continues it rightly, and what does not."""
+    """A prompt, its right continuations, and wrong ones."""
 
     task: str
     depth: float
@@ -78,13 +78,13 @@ class Trial:
     answers: tuple[str, ...]
     distractors: tuple[str, ...]
     question: str = ""
-    """Where prior likelihoods differ: the question without the text, whose likelihoods are taken off."""
+    """The question without the text. Its likelihoods are subtracted, where answers differ in prior likelihood."""
 
 
 def fit_text(
     make: Callable[[int], str], tokenizer: Any, budget: int, most: int | None = None
 ) -> tuple[str, list[int]]:
-    """The longest text of `make(words)` that is no more than `budget` tokens, and its tokens."""
+    """The longest text `make(words)` with at most `budget` tokens, and its tokens."""
 
     def ids(words: int) -> list[int]:
         found: list[int] = tokenizer(make(words), verbose=False)["input_ids"]
@@ -93,8 +93,10 @@ def fit_text(
     low, high, kept = 0, budget if most is None else most + 1, ids(0)
     empty = len(kept)
     if empty > budget:
-        raise PosencError(f"The question alone takes {empty} tokens, and there is room for {budget}: ask at more.")
-    rate = 1.3  # tokens a word, to begin with
+        raise PosencError(
+            f"The question alone takes {empty} tokens, and there is room for {budget}: use greater lengths."
+        )
+    rate = 1.3  # a first guess of tokens for each word
     while high - low > 1:
         words = min(max(low + int((budget - len(kept)) / rate), low + 1), high - 1)
         tried = ids(words)
@@ -135,7 +137,7 @@ def passkey(rng: random.Random, depth: float, asked: Retrieval, documents: Seque
 
 
 def multikey(rng: random.Random, depth: float, asked: Retrieval, documents: Sequence[Document]) -> dict[str, Any]:
-    """One number of several is asked for; the others are the hardest distractors."""
+    """Hide several keys with a number each, and ask for one: the other numbers are hard distractors."""
     words = rng.sample(WORDS, asked.needles)
     values = numbers(rng, max(asked.needles, asked.distractors + 1), set(), range(10_000, 100_000))
     depths = [depth, *(rng.random() for _ in words[1:])]
@@ -148,7 +150,7 @@ def multikey(rng: random.Random, depth: float, asked: Retrieval, documents: Sequ
 
 
 def multivalue(rng: random.Random, depth: float, asked: Retrieval, documents: Sequence[Document]) -> dict[str, Any]:
-    """One key has several numbers, the first at the depth; all are asked for, among those of other keys."""
+    """Hide several numbers of one key, the first at the depth, among those of other keys; ask for all of them."""
     key, *others = rng.sample(WORDS, asked.needles + 1)
     values = numbers(rng, asked.needles + max(asked.needles, asked.distractors), set(), range(10_000, 100_000))
     words = [key] * asked.needles + others
@@ -164,7 +166,7 @@ def multivalue(rng: random.Random, depth: float, asked: Retrieval, documents: Se
 def first_sentence(
     rng: random.Random, depth: float, asked: Retrieval, documents: Sequence[Document]
 ) -> dict[str, Any]:
-    """The text's own first sentence, against others of the same text, cut to as many words."""
+    """Ask for the first sentence of a real text, against other sentences of it, cut to the same number of words."""
     if not documents:
         raise PosencError("first_sentence asks about real text, and none was given: name one with --text.")
     sentences = SENTENCE.split(" ".join(rng.choice(documents).text.split()))
@@ -198,7 +200,7 @@ def first_sentence(
 
 
 def json_kv(rng: random.Random, depth: float, asked: Retrieval, documents: Sequence[Document]) -> dict[str, Any]:
-    """The value of one key of many in a JSON object, all of them random UUIDs."""
+    """Ask for the value of one key in a JSON object of random UUIDs."""
     own, seed = (identifier(rng), identifier(rng)), rng.random()
     others = [pair(seed, i) for i in range(asked.distractors)]
     question = PAIR_QUESTION.format(own[0])
@@ -219,7 +221,7 @@ def json_kv(rng: random.Random, depth: float, asked: Retrieval, documents: Seque
 
 
 def pair(seed: float, number: int) -> tuple[str, str]:
-    """A key and its value, always the same ones."""
+    """A key and its value, which follow from seed and number."""
     rng = random.Random(f"{seed}/{number}")
     return identifier(rng), identifier(rng)
 
@@ -229,7 +231,7 @@ def identifier(rng: random.Random) -> str:
 
 
 def numbers(rng: random.Random, count: int, taken: set[int], among: range) -> list[int]:
-    """Different whole numbers that are not taken."""
+    """Random distinct numbers that are not taken."""
     return [number for number in rng.sample(among, count + len(taken)) if number not in taken][:count]
 
 
@@ -241,13 +243,13 @@ MAKERS: dict[str, Maker] = {
     "first_sentence": first_sentence,
 }
 ROOM = {"multivalue": 4, "json_kv": 5, "first_sentence": 3}
-"""Answers that take so many times the room of a number."""
+"""How many times more tokens an answer takes than a number."""
 
 
 def trials(
     task: str, length: int, tokenizer: Any, asked: Retrieval, documents: Sequence[Document] = ()
 ) -> list[Trial]:
-    """The trials of a task at a length: prompt and answer together are never longer."""
+    """The trials of a task. Prompt and answer together are at most `length` tokens."""
     budget = length - room(task, asked)
     found = []
     at_start = task == "first_sentence"
@@ -268,5 +270,5 @@ def trials(
 
 
 def room(task: str, asked: Retrieval) -> int:
-    """Tokens that are left for the answer."""
+    """Tokens reserved for the answer."""
     return asked.new_tokens * ROOM.get(task, 1)

@@ -18,29 +18,29 @@ from .rows import Row
 from .texts import Document, Window, refuse_short, spread_windows, window_ids
 
 Progress = Callable[[int], object]
-"""Told how many tokens were read."""
+"""Called with the number of tokens read."""
 TOGETHER = {"cpu": 2048}
-"""Tokens that go through the model at once, where no batch size is given: a CPU gains nothing by more."""
+"""Tokens in a batch by default: on a CPU, more gain nothing."""
 BINS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How text is cut and read."""
+    """How text is cut into windows and read."""
 
     windows: int | None = None
-    """Of `last` and of the loss by position; 20, or as many as the text has room for, unless given."""
+    """Number of windows, for `last` and the loss by position. Default: 20, or as many as the text has room for."""
     scored: int = 64
-    """Tokens at the end of each window of `last`."""
+    """Scored tokens at the end of each window of `last`."""
     stride: int = 256
     max_tokens: int | None = None
-    """Of each document, for `sliding` and `yarn`; all unless given."""
+    """Tokens read of each document, for `sliding` and `yarn`; all by default."""
     truncate: bool = False
-    """`yarn` over one window a document, as its paper's figures for Proof-pile."""
+    """For `yarn`: read one window of each document, as in the paper's figures for Proof-pile."""
     batch_size: int | None = None
     chunk: int = CHUNK
     step: int | None = None
-    """Read over a KV cache, so many tokens at a time."""
+    """Read so many tokens at a time with a KV cache."""
 
     def __post_init__(self) -> None:
         for name in ("windows", "scored", "stride", "max_tokens", "batch_size", "chunk", "step"):
@@ -54,11 +54,9 @@ def last_windows(documents: Sequence[Document], length: int, longest: int, readi
 
 
 def sliding_windows(documents: Sequence[Document], length: int, longest: int, reading: Reading) -> list[Window]:
-    """Each token is scored once, in the first window that has it."""
+    """Windows that move by the stride. Each token is scored once, in the first window that holds it."""
     if reading.stride > length:
-        raise PosencError(
-            f"A stride of {reading.stride} leaves out tokens between windows of {length}: take a smaller."
-        )
+        raise PosencError(f"A stride of {reading.stride} skips tokens between windows of {length}: use a smaller one.")
     needed = reading.max_tokens or longest
     refuse_short(documents, needed, f"sliding windows of {longest} tokens over {needed}")
     if reading.max_tokens is not None and reading.max_tokens < length:
@@ -88,16 +86,16 @@ def yarn_windows(documents: Sequence[Document], length: int, longest: int, readi
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a perplexity is made: which windows, and what is averaged."""
+    """How perplexity is computed: which windows, and how they are averaged."""
 
     windows: Callable[[Sequence[Document], int, int, Reading], list[Window]]
     summary: str
     weighted: bool = True
-    """Whether every token counts alike, not every window."""
+    """Whether the mean is over tokens; else over windows."""
     opens: bool = False
-    """Whether windows open with BOS, whatever the tokenizer does."""
+    """Whether windows always start with BOS, whatever the tokenizer does."""
     takes: tuple[str, ...] = ()
-    """The settings that it heeds, of those that not all do."""
+    """The settings that it uses, of those that only some protocols use."""
 
 
 PROTOCOLS = {
@@ -121,17 +119,17 @@ PROTOCOLS = {
     ),
 }
 PARTIAL = ("windows", "max_tokens", "truncate")
-"""Settings that somebody who gives them expects to matter."""
+"""Settings that are refused if the protocol does not use them."""
 
 
 def protocol_of(name: str, reading: Reading) -> Protocol:
-    """The protocol of that name; raises where a setting would go unheeded."""
+    """The protocol of that name; raises for a setting that it does not use."""
     if name not in PROTOCOLS:
         raise PosencError(f"Unknown protocol {name!r}.{suggestion(name, list(PROTOCOLS))}")
     for setting in PARTIAL:
         if getattr(reading, setting) and setting not in PROTOCOLS[name].takes:
             heeding = ", ".join(p for p, protocol in PROTOCOLS.items() if setting in protocol.takes)
-            raise PosencError(f"The protocol {name!r} does not heed {setting}; {heeding} would. Leave it out.")
+            raise PosencError(f"The protocol {name!r} does not use {setting}; {heeding} would. Leave it out.")
     return PROTOCOLS[name]
 
 
@@ -141,7 +139,7 @@ def cut_windows(
     """The windows of a protocol. BOS is one of the `length` tokens; without it the first one is not scored."""
     protocol = protocol_of(name, reading)
     if protocol.opens and bos is None:
-        raise PosencError(f"The protocol {name!r} opens each window with BOS, and this tokenizer has none.")
+        raise PosencError(f"The protocol {name!r} starts each window with BOS, and this tokenizer has none.")
     opening = bos is not None
     windows = protocol.windows(documents, length - opening, longest - opening, reading)
     return [Window(w.document, w.start, w.end, min(w.scored, w.end - w.start - (not opening))) for w in windows]

@@ -1,4 +1,4 @@
-"""Work that is shared out among the processes of a launch; a single process does all of it."""
+"""Work split between the processes of a launch; without a launch, one process does all of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Processes:
-    """Processes that each have all of the model; a single one, unless a state of accelerate is given."""
+    """Processes that each hold the whole model; one process unless accelerate's state is given."""
 
     def __init__(self, state: Any = None) -> None:
         self.state = state
@@ -30,7 +30,7 @@ class Processes:
         return 1 if self.state is None else int(self.state.num_processes)
 
     def from_first(self, value: T) -> T:
-        """What the first process has, in all of them."""
+        """The value of the first process, in every process."""
         if self.state is None:
             return value
         from accelerate.utils import broadcast_object_list
@@ -39,13 +39,13 @@ class Processes:
         return found[0]
 
     def by_first(self, work: Callable[[], T]) -> T:
-        """What the first process makes, in all of them; its error too, which would leave the others waiting."""
+        """The result of the first process, in every process. Its error is raised in all, which would else wait."""
         done = attempt(work) if self.first else None
         made, error = self.from_first(done)  # type: ignore[misc]
         return unwrap(made, error)
 
     def each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
-        """The result of every item, in order, in every process; an error of any process is raised in all."""
+        """The result of every item, in order, in every process. An error of one process is raised in all."""
         if self.state is None:
             return [work(item) for item in items]
         from accelerate.utils import gather_object
@@ -64,12 +64,12 @@ def launched_processes() -> Processes:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started == 1:
         return ALONE
-    on_cpu = not torch.accelerator.is_available()  # else accelerate takes each process for the only one
+    on_cpu = not torch.accelerator.is_available()  # otherwise accelerate would take each process for the only one
     state = require("accelerate", "adapters", "Several processes").PartialState(cpu=on_cpu)
     if state.num_processes != started:
         raise PosencError(
-            f"{started} processes were started, and accelerate knows of {state.num_processes}: each would do all of "
-            "the work. Start them by `accelerate launch` or `torchrun`."
+            f"{started} processes were started, but accelerate knows of {state.num_processes}, so each would do all "
+            "of the work. Start them with `accelerate launch` or `torchrun`."
         )
     return Processes(state)
 

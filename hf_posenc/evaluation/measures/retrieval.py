@@ -1,4 +1,4 @@
-"""Retrieval from long text, scored by likelihood against distractors and by what the model writes."""
+"""Retrieval from long text, scored by the likelihood of answers and by generation."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .texts import Document
 
 
 class Prompted:
-    """A model that has read prompts of equal length, and can be asked how they go on."""
+    """A model that has read prompts of equal length, ready to score or generate continuations."""
 
     @torch.no_grad()
     def __init__(self, model: Any, ids: Tensor, step: int | None = None):
         self.model, self.ids, self.length = model, ids, ids.shape[1]
         self.cache = DynamicCache() if cacheable(model) and not forgets(unwrap_model(model)) else None
         size = step if step and self.cache is not None else self.length
-        for at in range(0, self.length, size):  # in parts, where a pass would not fit into memory
+        for at in range(0, self.length, size):  # in parts if one pass would not fit into memory
             part = ids[:, at : at + size]
             end = part.shape[1]
             self.logits = Pass(model, part, at, self.cache).logits(slice(end - 1, end)).float()
 
     @torch.no_grad()
     def losses(self, answers: Sequence[Sequence[int]]) -> list[float]:
-        """The loss of one continuation of each prompt, all its tokens together."""
+        """The summed loss of one continuation for each prompt."""
         longest = max(map(len, answers))
         padded = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
         logits = self.logits
@@ -50,7 +50,7 @@ class Prompted:
 
     @torch.no_grad()
     def greedy(self, count: int, ends: set[int]) -> list[list[int]]:
-        """The likeliest next tokens, up to `count` of them or to an end of text."""
+        """Greedy continuations of up to `count` tokens, or to the end of the text."""
         written = self.logits.argmax(-1).cpu()
         while written.shape[1] < count and not all(ends & set(row) for row in written.tolist()):
             new = written if self.cache is None else written[:, -1:]
@@ -60,7 +60,7 @@ class Prompted:
         return [row[: next((i for i, token in enumerate(row) if token in ends), count)] for row in rows]
 
     def _logits_after(self, tokens: Tensor, last: int) -> Tensor:
-        """Logits after the last of these tokens, which follow what was read."""
+        """Logits after the last of these tokens, which follow the prompts."""
         if self.cache is None:
             tokens = torch.cat([self.ids, tokens], 1)
         stop = tokens.shape[1]
@@ -68,7 +68,7 @@ class Prompted:
         return Pass(self.model, tokens, at, self.cache).logits(slice(stop - last, stop)).float()
 
     def forget(self) -> None:
-        """Back to the prompts."""
+        """Crop the cache back to the prompts."""
         if self.cache is not None:
             extra = int(self.cache.get_seq_length()) - self.length
             if extra:
@@ -81,13 +81,13 @@ def continuation(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (tail, tail + answer))
     if after[: len(before)] != before or len(after) == len(before):
         raise PosencError(
-            f"This tokenizer does not keep a prompt apart from its answer {answer!r}: it cannot be scored."
+            f"This tokenizer joins the end of the prompt with the answer {answer!r}, which cannot be scored then."
         )
     return list(after[len(before) :])
 
 
 def share_written(answers: Sequence[str], written: str) -> float:
-    """The share of the answers that were written: the first integers must be they, strictly."""
+    """The share of the answers that the model wrote. Only the first integers that it wrote count."""
     if not answers[0].strip().isdigit():
         said, wanted = " ".join(written.split()).strip("\"' "), answers[0].strip()
         return float(said.startswith(wanted))
@@ -96,7 +96,7 @@ def share_written(answers: Sequence[str], written: str) -> float:
 
 
 def share_ranked_first(answers: Sequence[float], distractors: Sequence[float]) -> float:
-    """The share of the k answers among the k likeliest candidates; a draw with a distractor is lost."""
+    """The share of the k answers among the k likeliest candidates. Ties count for the distractor."""
     return sum(
         sum(d <= answer for d in distractors) + _better(answers, answer) < len(answers) for answer in answers
     ) / len(answers)
@@ -116,7 +116,7 @@ def answer_trials(
     shared: Processes = ALONE,
     step: int | None = None,
 ) -> list[dict[str, Any]]:
-    """What the model makes of each trial."""
+    """The result of each trial, scored both ways."""
 
     def size(index: int) -> int:
         return len(made[index].ids)
@@ -142,7 +142,7 @@ def _answer_batch(
     prompted = Prompted(model, torch.tensor([trial.ids for trial in made]), step)
     written = prompted.greedy(new_tokens, ends_of(model))
     scores = _candidate_losses(prompted, tokenizer, made, [trial.prompt for trial in made])
-    if made[0].question:  # what would be said without the text is taken off
+    if made[0].question:  # subtract the likelihood that candidates have without the text
         for scored, trial in zip(scores, made, strict=True):
             alone = Prompted(model, torch.tensor([tokenizer(trial.question)["input_ids"]]))
             (prior,) = _candidate_losses(alone, tokenizer, [trial], [trial.question])
@@ -171,7 +171,7 @@ def _answer_batch(
 def _candidate_losses(
     prompted: Prompted, tokenizer: Any, made: Sequence[Trial], prompts: Sequence[str]
 ) -> list[list[float]]:
-    """For each trial the losses of its answers and then of its distractors."""
+    """For each trial, the losses of its answers, then of its distractors."""
     candidates = [[*trial.answers, *trial.distractors] for trial in made]
     scores: list[list[float]] = [[] for _ in made]
     for together in zip(*candidates, strict=True):
@@ -203,7 +203,7 @@ def retrieval(
     shared: Processes = ALONE,
     step: int | None = None,
 ) -> list[Row]:
-    """Accuracy at each depth, by likelihood and by generation. Prompts and answers are in the details."""
+    """Accuracy at each depth, by likelihood and by generation. The details hold prompts and answers."""
     asked = asked or Retrieval()
     made = trials(task, length, tokenizer, asked, documents)
     results = answer_trials(model, tokenizer, made, room(task, asked), batch_size, progress, shared, step)
@@ -238,7 +238,7 @@ HOW = {
 
 
 def accuracy(scores: Sequence[float]) -> tuple[float, float]:
-    """The mean, and an error that does not vanish where all trials end alike (two added each way)."""
+    """The mean, and Agresti and Coull's error, which is not 0 even if all trials end alike."""
     n, total = len(scores), math.fsum(scores)
     share = (total + 2) / (n + 4)
     return total / n, math.sqrt(share * (1 - share) / (n + 4))

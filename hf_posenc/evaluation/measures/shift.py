@@ -1,7 +1,7 @@
-"""One passage read at growing positions: flat where positions are sound, climbing where they are broken.
+"""The loss of a passage at growing positions: constant if positions are sound, rising if they are not.
 
-The passage follows an unrelated text, and a gap that is left in the positions alone. Nothing but the distance changes,
-so a curve that climbs is the fault of the positions; and a pass is as short at 128k as at 1k.
+The passage follows an unrelated text after a gap in the positions, where no tokens are. Only the distance changes, so
+a rising loss is caused by the positions alone; and a pass at 128k is as cheap as one at 1k.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .rows import Row
 from .texts import Document, spread_windows
 
 BEFORE = 128
-"""Tokens of the unrelated text, where the shortest length has room for them."""
+"""Tokens of the unrelated text, if the shortest length has room for them."""
 LEAST = 16
 HOW = "the same passages after an unrelated text and a gap in the positions that ends at the length"
 
@@ -41,7 +41,7 @@ def shift(
     progress: Progress | None = None,
     shared: Processes = ALONE,
 ) -> list[Row]:
-    """The loss of passages that end at each length, and how far each is above its own at the shortest."""
+    """The loss of passages that end at each length, and its increase from the shortest length on."""
     refuse_unshiftable(model)
     reading, ends = reading or Reading(), sorted(set(lengths))
     before, passages = cut_apart(documents, ends[0], reading, bos)
@@ -80,7 +80,7 @@ def shift(
 
 @torch.no_grad()
 def shift_losses(model: Any, before: Tensor, passages: Tensor, end: int) -> Tensor:
-    """The mean loss of each passage, all but its first token, where its last position is `end` - 1."""
+    """The mean loss of each passage without its first token, with its last token at position `end` - 1."""
     cache = DynamicCache()
     Pass(model, before, 0, cache).logits(slice(0, 1))
     size = passages.shape[1]
@@ -94,7 +94,7 @@ def shift_losses(model: Any, before: Tensor, passages: Tensor, end: int) -> Tens
 def cut_apart(
     documents: Sequence[Document], shortest: int, reading: Reading, bos: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Passages, and what stands before each: a text from elsewhere, opened by `bos` if there is one."""
+    """Passages, and the unrelated text before each, which starts with `bos` if there is one."""
     size = reading.scored + 1
     room = min(BEFORE, shortest - size)
     if room < LEAST:
@@ -104,7 +104,7 @@ def cut_apart(
         )
     windows = spread_windows(documents, room + size, room + size, size, reading.windows)
     if len(windows) < 2:
-        raise PosencError("shift takes what stands before a passage from another window: read two windows or more.")
+        raise PosencError("shift takes the text before a passage from another window: read two windows or more.")
     rows = torch.stack([documents[w.document].ids[w.start : w.end] for w in windows])
     before = rows[:, :room].roll(len(rows) // 2, 0)
     if bos is not None:
@@ -113,11 +113,11 @@ def cut_apart(
 
 
 def refuse_unshiftable(model: Any) -> None:
-    """Raise for models whose positions nobody outside them chooses."""
+    """Raise for models that take no position ids from outside."""
     inner = unwrap_model(model)
     taken = inspect.signature(inner.forward).parameters
     if not cacheable(model) or "position_ids" not in taken:
         raise PosencError(
-            f"{type(inner).__name__} does not take positions over a cache from outside, which shift moves. Measure "
+            f"{type(inner).__name__} does not take position ids together with a cache, which shift needs. Measure "
             "--tasks perplexity by the protocol `last` instead."
         )

@@ -1,4 +1,4 @@
-"""Text from files, folders and patterns. Whatever cannot be read is named, with what would do."""
+"""Text from files, folders and patterns, with helpful errors for all that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from ...errors import PosencError, suggestion
 
 SUFFIXES = (".txt", ".md")
-"""Files of a folder that are taken for text; a file that is named is read whatever it is called."""
+"""Files that are read in a folder. A file named directly may have any suffix."""
 WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_texts(names: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """Texts by name: that of the file, or its path where two files are called alike."""
+    """Texts by the name of their file, or by its path if two files have the same name."""
     texts: dict[str, str] = {}
     for path in text_files(names):
         texts[path.name if path.name not in texts else str(path)] = read_text(path)
@@ -26,7 +26,7 @@ def read_texts(names: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
 
 
 def text_files(names: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The files that names stand for, each once: a file, a folder of them, or a pattern such as books/*.txt."""
+    """The files that names stand for, each once: files, folders, or patterns such as books/*.txt."""
     found = [path for name in names for path in _matching_files(os.fspath(name))]
     return list(dict.fromkeys(found))
 
@@ -40,7 +40,7 @@ def _matching_files(name: str) -> list[Path]:
                 f"The folder {name} holds no text files ({', '.join(SUFFIXES)}). Name files, or a pattern."
             )
         return files
-    if path.exists():  # a pipe is no file, and can be read
+    if path.exists():  # a pipe is no regular file, but can be read
         return [path]
     if glob.has_magic(name):
         files = sorted(Path(file) for file in glob.glob(name, recursive=True) if os.path.isfile(file))
@@ -51,10 +51,10 @@ def _matching_files(name: str) -> list[Path]:
 
 
 def _hint(path: Path) -> str:
-    """What may have been meant."""
+    """A hint on what was probably meant."""
     several = [part for part in str(path).split(",") if os.path.exists(part)]
     if len(several) > 1:
-        return f" For more than one, say --text more than once: {' '.join(f'--text {part}' for part in several)}."
+        return f" For more than one, repeat --text: {' '.join(f'--text {part}' for part in several)}."
     if not path.parent.is_dir():
         return f" There is no folder {str(path.parent)!r} either."
     near = [file.name for file in path.parent.iterdir() if file.suffix.lower() in SUFFIXES]
@@ -62,7 +62,7 @@ def _hint(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A text in UTF-8, or an error that says what it is instead."""
+    """Read a text in UTF-8; an error says what the file holds instead."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Text as tokens, and the windows that are cut from it. Whatever is too short is refused with what is needed."""
+"""Tokenized text, and the windows cut from it. A text that is too short is refused, with the length needed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...errors import PosencError
 from .text_files import read_texts
 
 WINDOWS = 20
-"""How many windows are cut, where nobody says and the text has room."""
+"""How many windows are cut by default, if the text has room."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text as tokens, without special ones."""
+    """A text as tokens, without special tokens."""
 
     name: str
     ids: Tensor
@@ -42,7 +42,7 @@ class Window:
 
 
 def tokenized(texts: Mapping[str, str], tokenizer: Any) -> list[Document]:
-    """Documents of named texts."""
+    """Tokenize texts, given by name."""
     refuse_missing(tokenizer)
     found = []
     for name, text in texts.items():
@@ -67,7 +67,7 @@ def refuse_missing(tokenizer: Any) -> None:
 
 
 def refuse_strange_tokens(documents: Sequence[Document], vocabulary: int) -> None:
-    """Raise for tokens that the model has no embedding of."""
+    """Raise for tokens that the model has no embedding for."""
     for document in documents:
         most = int(document.ids.max())
         if most >= vocabulary:
@@ -78,15 +78,13 @@ def refuse_strange_tokens(documents: Sequence[Document], vocabulary: int) -> Non
 
 
 def bos_of(tokenizer: Any, wanted: bool | None) -> int | None:
-    """The token that opens every window: as the tokenizer itself does, or as told."""
+    """The BOS token to start windows with, or None: as the tokenizer does, unless `wanted` says."""
     token: int | None = getattr(tokenizer, "bos_token_id", None)
     if wanted is None:
         opened = tokenizer("a")["input_ids"]
         return token if token is not None and opened[:1] == [token] else None
     if wanted and token is None:
-        raise PosencError(
-            "This tokenizer has no BOS token, and windows should open with one. Leave that out (--no-bos)."
-        )
+        raise PosencError("This tokenizer has no BOS token to start windows with. Measure without one (--no-bos).")
     return token if wanted else None
 
 
@@ -102,7 +100,7 @@ def refuse_short(documents: Sequence[Document], needed: int, why: str) -> None:
 def spread_windows(
     documents: Sequence[Document], length: int, longest: int, scored: int, count: int | None
 ) -> list[Window]:
-    """Windows of `length` that end where those of `longest` do, spread evenly over the documents."""
+    """Windows of `length` with the same ends as windows of `longest`, spread evenly over the documents."""
     if scored >= length:
         raise PosencError(f"The last {scored} tokens of windows of {length} cannot be scored: score fewer.")
     refuse_short(documents, longest, f"windows of {longest} tokens")
@@ -121,6 +119,6 @@ def spread_windows(
 
 
 def window_ids(documents: Sequence[Document], windows: Sequence[Window], bos: int | None) -> Tensor:
-    """Rows of tokens, opened by `bos` if there is one."""
+    """Rows of tokens, which start with `bos` if there is one."""
     rows = torch.stack([documents[w.document].ids[w.start : w.end] for w in windows])
     return rows if bos is None else torch.cat([torch.full((len(rows), 1), bos), rows], -1)

@@ -1,4 +1,4 @@
-"""A report of rows as one file: a page, a picture or Markdown."""
+"""Reports as one file: an HTML page, a PNG picture or Markdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]) -> No
 
 
 def write_report(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]) -> None:
-    """Write one HTML file that needs nothing else.
+    """Write one self-contained HTML file.
 
     `about` says what was measured: `model`, `text`, `trained_length`, `command` and `title` have places of their own,
     and whatever else it holds, such as `versions`, is listed. `places` has what to say in brackets beside the loss of
@@ -39,7 +39,7 @@ def write_report(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]
 
 
 def write_markdown(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]) -> None:
-    """Write the tables and how they were made as Markdown."""
+    """Write the tables, and how they were measured, as Markdown."""
     _write(path, markdown(_some(rows), about).encode())
 
 
@@ -59,7 +59,7 @@ def _some(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _write(path: str | Path, content: bytes) -> None:
-    """Whole or not at all: a reader never meets half a report."""
+    """Write atomically, so that no reader gets half a report."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise PosencError(f"{path} is a directory; give the file to write.")
@@ -68,7 +68,7 @@ def _write(path: str | Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.chmod(part, 0o644)  # mkstemp is for one user's eyes
+        os.chmod(part, 0o644)  # mkstemp makes files that only their owner can read
         os.replace(part, target)
     except BaseException:
         with suppress(OSError):

@@ -11,17 +11,17 @@ from .drawing import FOCUSABLE, Box, Scale, clipped, digits, line, mark, svg, te
 from .views import Curve, Panel, Point, figure, length_label, with_error
 
 EXPLODED = 1.5
-"""Nats above the lowest loss from where on points leave the scale: a perplexity 4.5 times as high."""
+"""Nats above the lowest loss from which points are off the scale: a perplexity 4.5 times as high."""
 STACKED = 28
-"""Pixels that a figure off the scale takes up."""
+"""Pixels of a label for a point off the scale."""
 BANDS = 3
-"""With more curves than these, errors are bars: bands would cover each other."""
+"""With more curves than this, errors are drawn as bars: bands would cover each other."""
 LEVELS = 6
-"""With more of them than so many on top of each other, each curve says its worst one only."""
+"""If more labels than this are stacked, each curve labels only its worst point."""
 
 
 def domain(panel: Panel) -> tuple[float, float]:
-    """What the vertical axis spans: scores all of 0 to 1, losses what has not exploded."""
+    """The range of the vertical axis: 0 to 1 for scores; for losses, without those that exploded."""
     finite = [point for point in panel.points if math.isfinite(point.value)]
     if panel.metric not in ("loss", "perplexity"):
         return 0.0, max([1.0, *(point.value for point in finite)])
@@ -39,7 +39,7 @@ def domain(panel: Panel) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A panel with everything that its parts need to know to be drawn."""
+    """A panel with everything needed to draw it."""
 
     panel: Panel
     styles: Mapping[str, int]
@@ -47,7 +47,7 @@ class Frame:
     across: Scale
     up: Scale
     lost: Sequence[tuple[int, str, Point]]
-    """What is off the scale, and on which level above it."""
+    """Points off the scale, and the level of their labels."""
     marked: bool
     """Whether every point has a marker."""
 
@@ -71,7 +71,7 @@ def line_chart(
     marked: bool = True,
     cls: str = "",
 ) -> str:
-    """Curves with bands of one standard error; what is off the scale is said in a strip above."""
+    """Curves with bands of one standard error. Points off the scale are labelled in a strip above."""
     frame = framed(panel, styles, size, labels, marked)
     parts = [text(0, 12, "loss, nats per token" if panel.metric == "loss" else panel.metric, "axis-name")]
     parts += _axes(frame) + _trained(frame, trained, x_name)
@@ -86,7 +86,7 @@ def line_chart(
 
 
 def framed(panel: Panel, styles: Mapping[str, int], size: tuple[float, float], labels: bool, marked: bool) -> Frame:
-    """Where everything goes: room on the right for names, above for what is off the scale."""
+    """The layout: room on the right for names, and above for points off the scale."""
     low, high = domain(panel)
     room = 8 * max(len(shortened(curve.scheme)) for curve in panel.curves) + 26 if labels else 14
     places = [point.x for point in panel.points]
@@ -101,12 +101,12 @@ def framed(panel: Panel, styles: Mapping[str, int], size: tuple[float, float], l
 
 
 def shortened(name: str) -> str:
-    """A name as it fits beside a chart; tables have it whole."""
+    """A name shortened to fit beside a chart; tables have the whole name."""
     return name if len(name) <= 24 else name[:23] + "…"
 
 
 def stacked(lost: Sequence[tuple[str, Point]], across: Scale) -> list[tuple[int, str, Point]]:
-    """Each on the lowest level where its number covers no other."""
+    """Put each label on the lowest level where it covers no other."""
     ends: list[float] = []
     found = []
     for scheme, point in sorted(lost, key=lambda pair: pair[1].x):
@@ -118,7 +118,7 @@ def stacked(lost: Sequence[tuple[str, Point]], across: Scale) -> list[tuple[int,
 
 
 def off_scale(panel: Panel, high: float, every: bool = True) -> list[tuple[str, Point]]:
-    """Points that are not numbers or above the axis, with their schemes; or only the worst of each curve."""
+    """Points that are not finite or above the axis, with their schemes; or only the worst of each curve."""
     found = []
     for curve in panel.curves:
         lost = [point for point in curve.points if not point.value <= high or math.isinf(point.value)]
@@ -172,7 +172,7 @@ def _axes(frame: Frame) -> list[str]:
 
 
 def _trained(frame: Frame, trained: int | None, x_name: str) -> list[str]:
-    """The axis' name, and a line at the trained length that is named below the axis, where no curve runs."""
+    """The name of the axis, and a line at the trained length, labelled below the axis."""
     box, across = frame.box, frame.across
     name = {"end": (box.right - 6.3 * len(x_name), box.right), "start": (box.left, box.left + 6.3 * len(x_name))}
     if trained is None or not across.low <= trained <= across.high:
@@ -194,7 +194,7 @@ def _trained(frame: Frame, trained: int | None, x_name: str) -> list[str]:
 
 
 def _runs(curve: Curve) -> list[list[Point]]:
-    """Stretches of finite points: a line is broken where a value is none."""
+    """Runs of finite points: a line is broken where a value is not finite."""
     runs = itertools.groupby(curve.points, key=lambda point: math.isfinite(point.value))
     return [list(run) for finite, run in runs if finite]
 
@@ -229,7 +229,7 @@ def _points(frame: Frame, curve: Curve) -> list[str]:
 
 
 def _lost(frame: Frame) -> list[str]:
-    """A marker for each figure off the scale, stacked above the torn edge, with its number over it."""
+    """A marker and a number for each point off the scale, stacked above the chart."""
     box = frame.box
     parts = [line(box.left, box.top, box.right, box.top, "torn")] if frame.lost else []
     for level, scheme, point in frame.lost:
@@ -242,7 +242,7 @@ def _lost(frame: Frame) -> list[str]:
 
 
 def _labels(frame: Frame) -> list[str]:
-    """Names beside the ends of their curves, pushed apart where they would cover each other."""
+    """Names beside the ends of their curves, moved apart so that they do not overlap."""
     box, wanted = frame.box, []
     for curve in frame.panel.curves:
         finite = [point.value for point in curve.points if math.isfinite(point.value)]
@@ -258,7 +258,7 @@ def _labels(frame: Frame) -> list[str]:
 
 
 def apart(places: Sequence[float], gap: float, bottom: float) -> list[float]:
-    """Ascending places moved as little as keeps them a gap apart: down first, then up from the bottom."""
+    """Ascending places moved as little as possible to be a gap apart: first down, then up from the bottom."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + gap) if moved else place)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 FOCUSABLE = 60
-"""Charts with more points than this are not stepped through with the keyboard; the table has their figures."""
+"""Charts with more points than this have no keyboard navigation; the table has their figures."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def digits(marks: Sequence[float]) -> int:
-    """Decimals that tell neighbouring ticks apart."""
+    """Decimals needed to tell neighbouring ticks apart."""
     step = marks[1] - marks[0] if len(marks) > 1 else 1.0
     return next((d for d in range(8) if abs(round(step, d) - step) < 1e-9 * max(1.0, step)), 8)
 
 
 def svg(width: float, height: float, title: str, desc: str, body: str, cls: str = "") -> str:
-    """A picture with a name and a description for those who do not see it."""
-    key = f"c{zlib.crc32((title + body).encode()):08x}"  # the same picture is the same text, in every run
+    """A picture with a title and a description for screen readers."""
+    key = f"c{zlib.crc32((title + body).encode()):08x}"  # the same in every run
     return (
         f'<svg class="chart {cls}" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
         f'role="group" aria-labelledby="{key}t {key}d"><title id="{key}t">{escape(title)}</title>'
@@ -88,13 +88,13 @@ def mark(x: float, y: float, style: int) -> str:
 
 
 def told(inner: str, words: str, focusable: bool) -> str:
-    """A part of a picture that says its figure under the mouse and to the keyboard."""
+    """A part of a picture with a tooltip, for mouse and keyboard."""
     focus = ' tabindex="0"' if focusable else ""
     return f'<g class="tell" role="img" data-tip="{escape(words)}" aria-label="{escape(words)}"{focus}>{inner}</g>'
 
 
 def clipped(box: Box, inner: str) -> str:
-    """What must not leave the plot."""
+    """A part that is clipped to the plot."""
     wide, high = box.right - box.left, box.bottom - box.top
     where = f'x="{box.left:g}" y="{box.top:g}" width="{wide:g}" height="{high:g}"'
     return f'<svg {where} viewBox="{box.left:g} {box.top:g} {wide:g} {high:g}">{inner}</svg>'

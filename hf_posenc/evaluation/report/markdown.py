@@ -25,7 +25,7 @@ from .views import (
 
 
 def markdown(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
-    """Tables of all that the page draws, every figure, and how each was made."""
+    """Tables of all charts of the page, every figure, and how each was measured."""
     parts = [f"# {cell(about.get('title', 'How far does it read?'))}"]
     parts += [cell(about["verdict"])] if about.get("verdict") else []
     parts += [f"## Loss against length: {cell(_named(panel))}\n\n{_panel(panel)}" for panel in loss_panels(rows)]
@@ -48,7 +48,7 @@ def markdown(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
 
 
 def cell(value: object) -> str:
-    """Text that cannot end a cell, a line or begin a tag."""
+    """Text escaped so that it cannot end a cell or line, or begin a tag."""
     text = " ".join(str(value).split())
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 

@@ -1,4 +1,4 @@
-"""The report as a page: sections of charts, the table, and how each number was made."""
+"""The report as an HTML page: charts, the table, and how each number was measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEAT = {
     "light": ((244, 241, 233), (120, 173, 209), (8, 69, 126)),
     "dark": ((36, 40, 46), (38, 96, 143), (140, 205, 250)),
 }
-"""Accuracy from 0 over a half to 1: one hue, so that it reads the same to all eyes and in grey."""
+"""Colours of accuracy 0, 0.5 and 1: one hue, readable for the colour-blind and in greyscale."""
 INKS = ("#0a0c0e", "#ffffff")
 
 
@@ -70,7 +70,7 @@ def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
 
 
 def heat_colours(mode: str) -> str:
-    """Eleven steps of the heat map, each with the ink that reads better on it."""
+    """Eleven colours of the heat map, each with the text colour of higher contrast."""
     low, middle, high = HEAT[mode]
     declared = []
     for i in range(11):
@@ -82,7 +82,7 @@ def heat_colours(mode: str) -> str:
 
 
 def contrast(one: Sequence[int], other: Sequence[int]) -> float:
-    """WCAG's ratio of two colours, 1 to 21."""
+    """WCAG's contrast ratio of two colours, 1 to 21."""
 
     def luminance(colour: Sequence[int]) -> float:
         parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
@@ -93,7 +93,7 @@ def contrast(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def _styled(rows: Sequence[Row]) -> list[str]:
-    """Style 0, the grey one, is the unpatched model's, whether or not it was measured."""
+    """Style 0, grey, is reserved for the unpatched model."""
     order = scheme_order(rows)
     return order if order[0] == "unpatched" else ["unpatched", *order]
 
@@ -122,7 +122,7 @@ def _lede(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
 
 
 def section(title: str, say: Sequence[str], body: str, cls: str = "") -> str:
-    """A heading with its explanation, and what it is about beside it."""
+    """A heading with its explanation, and the content beside it."""
     words = "".join(f"<p>{escape(sentence)}</p>" for sentence in say)
     key = title.lower().replace(" ", "-")
     return (
@@ -144,7 +144,7 @@ def _legend(schemes: Sequence[str], styles: Mapping[str, int], cls: str) -> str:
 
 
 def _chart(panel: Panel, styles: Mapping[str, int], trained: Any, x_name: str, marked: bool = True) -> str:
-    """The chart twice: with names at the curves for a desk, and below a legend for a phone."""
+    """The chart twice: with names at the curves for wide screens, and with a legend for phones."""
     shared: dict[str, Any] = {"x_name": x_name, "trained": trained, "marked": marked}
     desk = line_chart(panel, styles, size=(824, 400), labels=True, cls="desk", **shared)
     phone = line_chart(panel, styles, size=(350, 320), labels=False, cls="phone", **shared)
@@ -171,7 +171,7 @@ def _losses(
 
 
 def _matrix(panel: Panel, places: Mapping[tuple[str, str, int], str]) -> str:
-    """The figures of a chart, a scheme in each line."""
+    """The figures of a chart, one line for each scheme."""
     lengths = sorted({point.x for point in panel.points})
     head = "".join(f'<th scope="col" class="num">{length_label(length)}</th>' for length in lengths)
     body = ""
@@ -201,7 +201,7 @@ def _caption(title: str, note: str = "") -> str:
 
 
 def scrolled(table: str, label: str, cls: str = "") -> str:
-    """A table in a box of its own, so that the page never scrolls sideways."""
+    """A table in a scrolling box, so that the page itself never scrolls sideways."""
     return f'<div class="scroll {cls}" role="region" tabindex="0" aria-label="{escape(label)}">{table}</div>'
 
 
@@ -303,7 +303,7 @@ def _table_row(row: Row) -> str:
 
 
 def _command(words: str) -> str:
-    """A line that breaks between its words, not at the hyphens of its options."""
+    """A command that wraps between words, not at the hyphens of options."""
     return " ".join(f"<span>{escape(word)}</span>" for word in words.split(" "))
 
 

@@ -1,4 +1,4 @@
-"""What stood behind the figures: the words for each task and protocol, with windows, tokens and seeds."""
+"""How figures were measured: the explanation of each task and protocol, with windows, tokens and seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .views import span
 
 COUNTED = ("windows", "documents", "tokens", "trials", "seeds", "seed", "stride", "scored", "distractors")
 PLACED = ("title", "command", "places", "verdict")
-"""What the page shows elsewhere."""
+"""Facts that the page shows elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Entry:
 
 
 def made(rows: Sequence[Row]) -> list[Entry]:
-    """For each task and protocol: what it is and what it was counted over."""
+    """For each task and protocol: its explanation, and the number of samples."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.task, row.protocol), []).append(row)
@@ -39,7 +39,7 @@ def made(rows: Sequence[Row]) -> list[Entry]:
 
 
 def counts(rows: Sequence[Row]) -> str:
-    """Samples, and every count that the rows' details carry, as numbers or their range."""
+    """The number of samples and all counts in the details of rows, as numbers or ranges."""
     parts = [f"n: {span([row.n for row in rows])}"]
     for key in COUNTED:
         found = [row.details[key] for row in rows if key in row.details]
@@ -52,7 +52,7 @@ def counts(rows: Sequence[Row]) -> str:
 
 
 def about_items(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What else is known of the run, a line each; mappings such as versions are laid flat."""
+    """Other facts about the run, one for each line; mappings such as versions are flattened."""
     for name, value in about.items():
         if name in PLACED or value is None:
             continue

@@ -1,4 +1,4 @@
-"""What a report shows of a list of rows: curves, grids and bars, before they are drawn in any format."""
+"""The data of a report: curves, grids and bars, before they are drawn in any format."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Curves that are told in one chart: the same task, protocol and metric, a scheme each."""
+    """Curves of one chart: the same task, protocol and metric, one curve for each scheme."""
 
     task: str
     protocol: str
     metric: str
     note: str
-    """What else parts this panel from its neighbours, such as a stride or the length of the window."""
+    """What else distinguishes this panel, such as a stride or the length of the window."""
     curves: tuple[Curve, ...]
 
     @property
@@ -52,14 +52,14 @@ class Grid:
     scheme: str
     lengths: tuple[int, ...]
     depths: tuple[float, ...]
-    """In percent of the text before the needle."""
+    """Depths in percent of the text."""
     cells: dict[tuple[float, int], Point]
     chance: str
-    """What guessing gives, where rows know it."""
+    """The accuracy of guessing, if known."""
 
 
 def scheme_order(rows: Sequence[Row]) -> list[str]:
-    """The unpatched model first, then as they come."""
+    """The unpatched model first, then in order of rows."""
     return sorted(dict.fromkeys(row.scheme for row in rows), key=lambda scheme: scheme != UNPATCHED)
 
 
@@ -120,13 +120,13 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
 
 
 def depth_of(row: Row) -> float | None:
-    """Where the needle lay, 0 to 1 or in percent; None where a row is over all depths or knows none."""
+    """The depth of the needle, 0 to 1 or in percent; None if a row has no single depth."""
     depth = row.details.get("depth")
     return float(depth) if isinstance(depth, int | float) else None
 
 
 def position_of(row: Row) -> float:
-    """The middle of the positions that a row of `loss_by_position` stands for."""
+    """The middle of the positions of a row of `loss_by_position`."""
     ends = row.details.get("from", row.length), row.details.get("to", row.length)
     return (float(ends[0]) + float(ends[1])) / 2
 
@@ -137,7 +137,7 @@ def length_label(length: float) -> str:
 
 
 def figure(value: float, metric: str = "loss", sign: bool = False) -> str:
-    """A number as a reader wants it: NaN and infinity by name, scores with two digits, losses with three."""
+    """A formatted number: NaN and infinity by name, scores with two digits, losses with three."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -154,10 +154,10 @@ def with_error(value: float, stderr: float | None, metric: str = "loss", sign: b
 
 
 def plain_details(row: Row) -> dict[str, str]:
-    """The details that fit into a cell: no answers, no prompts."""
+    """The details that fit into a cell, without answers and prompts."""
     shown = {}
     for key, value in row.details.items():
-        if key == "how" or value is False:  # told in words elsewhere; not so
+        if key == "how" or value is False:  # explained elsewhere, or not true
             continue
         if isinstance(value, dict) and value and all(isinstance(v, int | float) for v in value.values()):
             shown[key] = ", ".join(f"{name} {number:g}" for name, number in value.items())
@@ -169,7 +169,7 @@ def plain_details(row: Row) -> dict[str, str]:
 
 
 def span(values: Sequence[float]) -> str:
-    """One number, or from the least to the greatest."""
+    """One number, or a range."""
     low, high = min(values), max(values)
     return f"{low:,.10g}" if low == high else f"{low:,.10g} to {high:,.10g}"
 
@@ -208,7 +208,7 @@ def _panels(rows: Sequence[Row], x: Callable[[Row], float], note: Callable[[Row]
 
 
 def _pooled(length: int, rows: Sequence[Row]) -> Point:
-    """Rows of the same cell (other seeds) as one, weighted by their trials."""
+    """Pool rows of the same cell with different seeds, weighted by their trials."""
     if len(rows) == 1:
         return Point(x=length, value=rows[0].value, stderr=rows[0].stderr, n=rows[0].n)
     n = sum(row.n for row in rows)

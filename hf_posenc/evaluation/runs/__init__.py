@@ -1,1 +1,1 @@
-"""Many measurements: job by job, each kept as soon as it is made."""
+"""Runs of many measurements, each saved as soon as it is done."""

@@ -1,4 +1,4 @@
-"""How much memory a run will take, before it takes it."""
+"""An estimate of the memory that a run needs, before it starts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ GB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes above what the model itself takes, at the worst moment of a pass."""
+    """Peak bytes of a pass, in addition to the model itself."""
 
     rows: int
     length: int
     states: int
-    """Hidden states, in and out of a layer."""
+    """Hidden states before and after a layer."""
     layer: int
-    """What one layer works with."""
+    """Intermediate values of one layer."""
     logits: int
-    """Of the tokens that meet the head at once."""
+    """Logits of the tokens in one slice."""
     cache: int
 
     @property
@@ -42,7 +42,7 @@ class Estimate:
 def estimate(
     model: Any, rows: int, length: int, chunk: int, cached: bool = False, step: int | None = None
 ) -> Estimate:
-    """Of passes over `rows` texts of `length` tokens, `step` at a time if given, from the sizes in the config."""
+    """Estimate a pass over `rows` texts of `length` tokens, `step` at a time if given, from the config."""
     inner = unwrap_model(model)
     config, size = inner.config.get_text_config(), inner.dtype.itemsize
     hidden, heads = config.hidden_size, config.num_attention_heads
@@ -64,7 +64,7 @@ def estimate(
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that are free where the model is."""
+    """Free bytes on the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     psutil = require("psutil", "cli", "Measuring how much memory is free")
@@ -75,7 +75,7 @@ def refuse_oversized(model: Any, wanted: Estimate, force: bool) -> None:
     free = available_memory(model.device)
     if wanted.total > free and not force:
         raise PosencError(
-            f"This needs about {wanted}, and {free / GB:.2f} GB are free. Take shorter lengths, a smaller "
-            "batch size or a narrower dtype, read in parts over a cache (--step 4096), or go on regardless with "
-            "--force (force=True)."
+            f"This needs about {wanted}, and {free / GB:.2f} GB are free. Use shorter lengths, a smaller "
+            "batch size or a narrower dtype, read in parts with a cache (--step 4096), or run anyway with --force "
+            "(force=True)."
         )

@@ -1,4 +1,4 @@
-"""`compare`: one model under several schemes in turn, on the same text, the same windows and the same code."""
+"""`compare`: one model with several schemes in turn, on the same text and windows."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def compare(
     quiet: bool = True,
     shared: Processes = ALONE,
 ) -> list[Row]:
-    """The rows of the unpatched model and of every scheme, and their short-context taxes. The model ends as it came.
+    """Measure the unpatched model and every scheme, with their short-context taxes. The model is unpatched afterwards.
 
-    A scheme reaches for `target_length` unless its own options say otherwise.
+    A scheme extends to `target_length` unless its own options say otherwise.
     """
     options = options or Options(lengths=doublings(trained_length(model), target_length))
     run = compare_encoders if options.embeds else compare_decoders

@@ -1,4 +1,4 @@
-"""Runs over models that predict the next token: losses, retrieval, and what short texts pay."""
+"""Runs of models that predict the next token: losses, retrieval, and the cost on short texts."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from .tax import UNPATCHED, positions_undone, tax_lengths, tax_rows
 
 @dataclass(frozen=True)
 class Material:
-    """What is read: the same for every model and scheme."""
+    """The inputs of a run, the same for every model and scheme."""
 
     tokenizer: Any
     documents: Sequence[Document]
     options: Options
     trained: int
-    """The length that the model was trained at."""
+    """The trained length of the model."""
     shared: Processes = ALONE
     taxed: bool = False
-    """Whether the short-context tax will be measured, which reads at and below the trained length."""
+    """Whether the short-context tax is measured, which reads at and below the trained length."""
 
     @property
     def longest(self) -> int:
@@ -54,7 +54,7 @@ class Material:
 
     @property
     def longest_pass(self) -> int:
-        """Tokens that go through the model at most: shift leaves its gap out."""
+        """The most tokens in one pass: the gap of shift has no tokens."""
         short = BEFORE + self.options.reading.scored + 1
         read = self.options.lengths if set(self.options.tasks) != {"shift"} else (short,)
         return max(*read, *self.tax_lengths, 0)
@@ -68,7 +68,7 @@ class Material:
         return bos_of(self.tokenizer, wanted)
 
     def jobs(self) -> list[Job]:
-        """Everything that was asked for."""
+        """All jobs of the run."""
         found = []
         for task in self.options.tasks:
             if task == "perplexity":
@@ -82,7 +82,7 @@ class Material:
         return found
 
     def curve_jobs(self) -> list[Job]:
-        """What is shown before and after a patch, as curves."""
+        """The jobs whose curves are shown before and after a patch."""
         return [job for job in self.jobs() if job.key.startswith(("loss_by_position", "shift"))]
 
     def tax_jobs(self) -> list[Job]:
@@ -103,7 +103,7 @@ class Material:
         return Job(f"perplexity/{protocol}/{length}", length, tokens, run)
 
     def reading(self, protocol: str) -> Reading:
-        """The settings, but for those that are another protocol's: the tax is always measured by `last`."""
+        """The settings without those of another protocol: the tax is always measured by `last`."""
         given = self.options.reading
         if protocol == self.options.protocol:
             return given
@@ -123,7 +123,7 @@ class Material:
         return Job(f"loss_by_position/{length}", length, len(windows) * length, run)
 
     def shift_job(self) -> Job:
-        """One for all lengths, each of which is compared with the shortest."""
+        """One job for all lengths, since each is compared with the shortest."""
         refuse_textless(self.documents, "shift")
         bos, given, lengths = self.bos("last"), self.reading("last"), self.options.lengths
         before, passages = cut_apart(self.documents, min(lengths), given, bos)
@@ -141,7 +141,7 @@ class Material:
     def retrieval_job(self, task: str, length: int) -> Job:
         asked, given = self.options.asked, self.options.reading
         one = replace(asked, trials=1, depths=asked.depths[:1])
-        trials(task, length, self.tokenizer, one, self.documents)  # raises now, not hours later, where none fits
+        trials(task, length, self.tokenizer, one, self.documents)  # raises now, not after hours, if no trial fits
 
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return retrieval(
@@ -158,7 +158,7 @@ def refuse_textless(documents: Sequence[Document], task: str) -> None:
 
 
 def prepare(model: Any, material: Material, force: bool) -> Material:
-    """What can be read; raises for whatever would go wrong later."""
+    """Check everything that could fail later, and return what can be measured."""
     refuse_missing(material.tokenizer)
     refuse_not_causal(model)
     refuse_strange_tokens(material.documents, vocabulary_of(model))
@@ -171,7 +171,7 @@ def prepare(model: Any, material: Material, force: bool) -> Material:
 
 
 def drop_tax_without_text(material: Material) -> Material:
-    """Without the tax, where only the tax would need more text than there is."""
+    """Leave the tax out, with a warning, if the text is too short only for it."""
     if material.taxed and material.trained > max(material.options.lengths):
         try:
             material.tax_jobs()
@@ -202,7 +202,7 @@ def evaluate_decoder(
     due = scheme != UNPATCHED and bool(documents)
     if reference is not None and not due:
         raise PosencError(
-            "A reference is what the short-context tax is measured against, and none is due: "
+            "A reference is for the short-context tax, which is not measured here: "
             f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
         )
     material = prepare(model, Material(tokenizer, documents, options, trained_length(model), shared, due), force)
@@ -222,7 +222,7 @@ def evaluate_decoder(
 def decoder_identity(
     model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None
 ) -> dict[str, Any]:
-    """What makes an evaluation the same one."""
+    """What identifies an evaluation, for resuming it."""
     values = options.identity()
     if reference is not None:
         values["reference"] = model_digest(reference.eval())
@@ -230,7 +230,7 @@ def decoder_identity(
 
 
 def unpatched_rows(model: Any, reference: Any, jobs: Sequence[Job], results: Results, bar: Progress) -> list[Row]:
-    """What stands beside the patched model's; where that cannot be had, nothing, and a warning that says why."""
+    """The rows of the unpatched model; if that is not available, none, with a warning."""
     if reference is not None:
         return perform(reference, UNPATCHED, within_reach(reference, UNPATCHED, jobs), results, bar)
     try:
@@ -265,7 +265,7 @@ def compare_decoders(
     refuse_chunked(entries)
     trained = trained_length(model)
     material = prepare(model, Material(tokenizer, documents, options, trained, shared, bool(documents)), force)
-    for entry in entries:  # before an hour is spent on the first of them
+    for entry in entries:  # fail now, not after an hour of measuring the first one
         patch_with(model, entry, target_length)
         unpatch_model(model)
     jobs = unique_jobs([*material.jobs(), *material.tax_jobs()])
@@ -294,10 +294,10 @@ def refuse_chunked(entries: Sequence[Entry]) -> None:
 
 
 def within_reach(model: Any, scheme: str, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs that the model's table is long enough for; says which are left out."""
+    """The jobs that the model's position table is long enough for; warns about the others."""
     end = reach(model)
     found = [job for job in jobs if end is None or job.length <= end]
     left = sorted({job.length for job in jobs} - {job.length for job in found})
     if left:
-        warnings.warn(f"{scheme} ends at {end} positions and is not measured at {left}.", stacklevel=3)
+        warnings.warn(f"{scheme} has {end} positions and is not measured at {left}.", stacklevel=3)
     return found

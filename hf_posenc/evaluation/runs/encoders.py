@@ -1,4 +1,4 @@
-"""Runs over embeddings: how far an encoder can be searched, scheme by scheme, and what short texts pay for it."""
+"""Runs of encoders: retrieval from long texts by embeddings, and the cost on short texts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .results import Results, fingerprint, model_digest
 from .tax import UNPATCHED, positions_undone
 
 SHORTEST = 8
-"""Tokens of a text whose embedding is worth comparing."""
+"""The shortest texts whose embeddings are compared, in tokens."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is embedded: the same for every model and scheme."""
+    """The inputs of a run, the same for every model and scheme."""
 
     tokenizer: Any
     documents: Sequence[Document]
@@ -51,7 +51,7 @@ class Corpus:
     def retrieval_job(self, task: str, length: int) -> Job:
         asked, size = self.options.haystacks, self.options.reading.batch_size
         one = replace(asked, queries=1, documents=1)
-        haystacks(task, length, self.tokenizer, one, self.documents)  # raises now, not hours later, where none fits
+        haystacks(task, length, self.tokenizer, one, self.documents)  # raises now, not after hours, if no text fits
 
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             return embedding_retrieval(
@@ -62,7 +62,7 @@ class Corpus:
         return Job(f"{task}/{length}", length, asked.documents * length, run)
 
     def similarity_jobs(self, plain: Callable[[Any], Any]) -> list[Job]:
-        """On texts as short as the model was trained on; `plain` lends a model without its patch."""
+        """Jobs on texts within the trained length; `plain` gives the model without its patch."""
         lengths = (self.trained // 8, self.trained // 2) if any(d.text for d in self.documents) else ()
         return [self.similarity_job(plain, length) for length in lengths if length >= SHORTEST]
 
@@ -85,7 +85,7 @@ class Corpus:
 
 @contextmanager
 def without_patch(model: Any) -> Iterator[Any]:
-    """A model without its patch, for a while."""
+    """The model without its patch, within a `with` block."""
     if isinstance(model, Chunked):
         yield model.whole.model
         return
@@ -104,7 +104,7 @@ def lend(reference: Any) -> Callable[[Any], Any]:
 def prepare_corpus(
     model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, force: bool, shared: Processes
 ) -> Corpus:
-    """What can be embedded; raises for whatever would go wrong later."""
+    """Check everything that could fail later, and return what can be measured."""
     refuse_missing(tokenizer)
     refuse_strange_tokens(documents, vocabulary_of(model))
     embedder_of(model, tokenizer)
@@ -116,13 +116,13 @@ def prepare_corpus(
 
 
 def warn_of_decoder(model: Any) -> None:
-    """Say that a model which predicts the next token has not been trained to embed texts."""
+    """Warn that a model which predicts the next token was not trained to embed texts."""
     inner = unwrap_model(model)
     if not is_embedder(model) and inner.can_generate() and not getattr(inner.config, "is_encoder_decoder", False):
         warnings.warn(
-            f"{type(inner).__name__} predicts the next token and was hardly trained to embed texts: what is measured "
-            "is the mean of its last hidden states. Decoders are searched with --tasks passkey or multikey; embedders "
-            "are encoders and SentenceTransformers.",
+            f"{type(inner).__name__} predicts the next token and was hardly trained to embed texts: the mean of its "
+            "last hidden states is measured. For decoders use --tasks passkey or multikey; embed_ tasks are for "
+            "encoders and SentenceTransformers.",
             stacklevel=4,
         )
 
@@ -130,13 +130,13 @@ def warn_of_decoder(model: Any) -> None:
 def warn_of_cuts(embedder: Embedder, scheme: str, lengths: Sequence[int]) -> None:
     limit = embedder.limit
     if limit is not None and max(lengths) > limit:
-        warnings.warn(f"{scheme} reads {limit} tokens of a text, and cuts what is longer.", stacklevel=3)
+        warnings.warn(f"{scheme} reads {limit} tokens of a text, and truncates longer ones.", stacklevel=3)
 
 
 def encoder_identity(
     model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """What makes an evaluation the same one."""
+    """What identifies an evaluation, for resuming it."""
     made = embedder_of(model, tokenizer)
     values = {**options.identity(), "pooling": made.pooling, "limit": made.limit, **more}
     if reference is not None:
@@ -156,7 +156,7 @@ def evaluate_encoder(
     quiet: bool,
     shared: Processes = ALONE,
 ) -> list[Row]:
-    """Retrieval by embeddings at every length; and, for a patched model and with text, what short texts pay."""
+    """Retrieval by embeddings at every length; for a patched model and with text, also the cost on short texts."""
     model.eval()
     scheme = scheme_of(model)
     corpus = prepare_corpus(model, tokenizer, documents, options, force, shared)
@@ -167,7 +167,7 @@ def evaluate_encoder(
     )
     if reference is not None and not paid:
         raise PosencError(
-            "A reference is what embeddings of short texts are compared with, and none are due: "
+            "A reference is for comparing embeddings of short texts, which is not done here: "
             f"{'there is no text' if scheme != UNPATCHED else 'the model is not patched'}. Leave --reference out."
         )
     results = Results(out, encoder_identity(model, tokenizer, documents, options, reference), shared)
@@ -177,7 +177,7 @@ def evaluate_encoder(
             rows += perform(model, scheme, paid, results, bar.update)
         except PosencError as error:
             warnings.warn(
-                f"What short texts pay was not measured: {error} Name the unpatched model with --reference.",
+                f"The cost on short texts was not measured: {error} Name the unpatched model with --reference.",
                 stacklevel=3,
             )
     return rows
@@ -196,13 +196,13 @@ def compare_encoders(
     quiet: bool,
     shared: Processes = ALONE,
 ) -> list[Row]:
-    """The unpatched model, which cuts long texts, and every scheme; `chunked` among them averages over pieces."""
+    """The unpatched model, which truncates long texts, and every scheme; `chunked` averages over pieces."""
     if hasattr(unwrap_model(model), "peft_config") or is_patched(model):
         raise PosencError("compare starts from an unpatched model without adapters; this one is patched or adapted.")
     model.eval()
     entries = parsed_schemes(schemes) if isinstance(schemes, str) else list(schemes)
     corpus = prepare_corpus(model, tokenizer, documents, options, force, shared)
-    for entry in entries:  # before an hour is spent on the first of them
+    for entry in entries:  # fail now, not after an hour of measuring the first one
         with with_scheme(model, entry, corpus, target_length):
             pass
     jobs, paid = corpus.jobs(), corpus.similarity_jobs(without_patch)
@@ -222,7 +222,7 @@ def compare_encoders(
 
 @contextmanager
 def with_scheme(model: Any, entry: Entry, corpus: Corpus, target_length: int) -> Iterator[Any]:
-    """The model with a scheme, for a while."""
+    """The model with a scheme, within a `with` block."""
     if entry.scheme == CHUNKED:
         yield Chunked(corpus.embedder(model), corpus.trained)
         return

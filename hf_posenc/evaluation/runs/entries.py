@@ -1,4 +1,4 @@
-"""The schemes that are compared, each with its options."""
+"""The schemes to compare, each with its options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ...schemes.plans import NAMED, is_plan, plan_from
 
 LENGTHS = ("target_length", "trained_length")
 CHUNKED = "chunked"
-"""No scheme: an encoder reads a long text in pieces, and the mean of their embeddings stands for it."""
+"""Not a scheme but a baseline: an encoder embeds a long text in pieces, and the embeddings are averaged."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A scheme with the options that it is given, under the name that was asked for."""
+    """A scheme with its options, and the label it was given."""
 
     label: str
     scheme: str
@@ -30,12 +30,12 @@ def parsed_schemes(text: str) -> list[Entry]:
     """`none,yarn:factor=4,beta_fast=16,ntk`: options follow a colon, values are JSON or text."""
     entries: list[Entry] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        if ": " in part:  # a plan, written out: `every 4th: none; rest: window window=4096`
+        if ": " in part:  # a plan that is written out: `every 4th: none; rest: window window=4096`
             plan_from(part, {"target_length": 1})
             entries.append(Entry(part, part, {}))
             continue
         name, colon, option = part.partition(":")
-        if "=" in name and entries:  # another option of the scheme before
+        if "=" in name and entries:  # another option of the previous scheme
             name, option = "", part
         if name:
             if name != CHUNKED and name not in NAMED:
@@ -63,7 +63,7 @@ def _value(text: str) -> Any:
 
 
 def patch_with(model: Any, entry: Entry, target_length: int) -> None:
-    """Patch the model with a scheme; random parts are the same every time."""
+    """Patch the model with a scheme. Its random parts are the same each time."""
     given = dict(entry.options)
     reaches = is_plan(entry.scheme) or SCHEMES[entry.scheme].factor_reaches
     if not {"target_length", "factor"} & set(given) or not reaches:

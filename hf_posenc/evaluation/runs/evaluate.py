@@ -25,10 +25,10 @@ def evaluate(
     quiet: bool = True,
     shared: Processes = ALONE,
 ) -> list[Row]:
-    """Every figure that `options` asks for, and for a patched model its short-context tax.
+    """Measure everything that `options` asks for, and for a patched model its short-context tax.
 
-    `reference` is what the tax is measured against; unless given, the same weights with the patch undone. `out` is a
-    JSONL file that rows are appended to, and from which an interrupted run goes on. Embedding tasks take encoders and
+    The tax is measured against `reference`, by default the same model with the patch undone. `out` is a JSONL file:
+    results are appended to it, and an interrupted run resumes from it. Embedding tasks take encoders and
     SentenceTransformers, and compare embeddings of short texts instead of losses.
     """
     run = evaluate_encoder if options.embeds else evaluate_decoder
@@ -41,6 +41,6 @@ def evaluate(
 def identity(
     model: Any, tokenizer: Any, documents: Sequence[Document], options: Options, reference: Any = None
 ) -> dict[str, Any]:
-    """What makes an evaluation the same one."""
+    """What identifies an evaluation, for resuming it."""
     found = encoder_identity if options.embeds else decoder_identity
     return found(model, tokenizer, documents, options, reference)

@@ -1,4 +1,4 @@
-"""Measurements one by one, each kept as soon as it is made."""
+"""Single measurements, each saved as soon as it is done."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scheme_of(model: Any) -> str:
 
 
 def perform(model: Any, scheme: str, jobs: Sequence[Job], results: Results, bar: Progress) -> list[Row]:
-    """The rows of every job: those that are there already, and those made now."""
+    """The rows of every job: those saved before, and those measured now."""
     rows = []
     for job in jobs:
         key = f"{scheme}/{job.key}"
@@ -44,7 +44,7 @@ def perform(model: Any, scheme: str, jobs: Sequence[Job], results: Results, bar:
 
 @contextmanager
 def progress_bar(jobs: Sequence[tuple[str, Job]], results: Results, quiet: bool) -> Iterator[Any]:
-    """A bar over all tokens that are still to be read."""
+    """A progress bar over all tokens that are still to be read."""
     left = sum(job.tokens for scheme, job in jobs if f"{scheme}/{job.key}" not in results.done)
     if quiet or not left:
         yield SimpleNamespace(update=lambda tokens: None)

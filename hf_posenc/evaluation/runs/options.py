@@ -28,7 +28,7 @@ class Options:
     asked: Retrieval = field(default_factory=Retrieval)
     haystacks: Haystacks = field(default_factory=Haystacks)
     bos: bool | None = None
-    """Whether windows open with BOS; as the tokenizer does, unless given."""
+    """Whether windows start with BOS; by default as the tokenizer does."""
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.tasks:
@@ -38,11 +38,11 @@ class Options:
                 raise PosencError(f"Unknown task {task!r}.{suggestion(task, list(TASKS))}")
         if self.embeds and not set(self.tasks) <= set(HAYSTACKS):
             raise PosencError(
-                f"{', '.join(HAYSTACKS)} search by embeddings, and {', '.join(READING_TASKS)} ask what comes next: no "
-                "model is made for both. Run them one after the other."
+                f"{', '.join(HAYSTACKS)} search by embeddings, and {', '.join(READING_TASKS)} predict the next token: "
+                "no model is made for both. Run them one after the other."
             )
         if protocol_of(self.protocol, self.reading).opens and self.bos is False:
-            raise PosencError(f"The protocol {self.protocol!r} opens each window with BOS: leave --no-bos out.")
+            raise PosencError(f"The protocol {self.protocol!r} starts each window with BOS: leave --no-bos out.")
 
     @property
     def embeds(self) -> bool:
@@ -50,7 +50,7 @@ class Options:
         return any(task in HAYSTACKS for task in self.tasks)
 
     def identity(self) -> dict[str, Any]:
-        """What figures depend on: not how many tokens go through at once."""
+        """The settings that results depend on, without batch sizes."""
         values = asdict(self)
         for name in ("batch_size", "chunk", "step"):
             values["reading"].pop(name)

@@ -1,4 +1,4 @@
-"""Where results go: refused before hours are spent on what cannot be written, and written at the end."""
+"""Files of results: checked before a run, so that hours of work are not lost, and written after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..report import write as write_report
 
 
 def refuse_outputs(json_file: str | None, report: str | None, out: str | None) -> None:
-    """Raise for files that could not be written."""
+    """Raise for files that cannot be written."""
     if report is not None:
         refuse_report(report)
     for option, path in (("--json", json_file), ("--report", report), ("--out", out)):
@@ -39,7 +39,7 @@ def refuse_report(path: str) -> None:
 
 
 def refuse_unwritable(option: str, path: Path, replaced: bool) -> None:
-    """By trying, which leaves nothing behind; a file that is `replaced` is first made beside the old one."""
+    """Try to write, and leave nothing behind. A file that is `replaced` is first written beside the old one."""
     if path.is_dir():
         raise PosencError(f"{option} {path} is a directory; give the file to write.")
     if not path.parent.is_dir():
@@ -47,7 +47,7 @@ def refuse_unwritable(option: str, path: Path, replaced: bool) -> None:
     try:
         if replaced or not path.exists():
             tempfile.TemporaryFile(dir=path.parent).close()
-        elif path.is_file():  # a pipe would wait for its reader
+        elif path.is_file():  # opening a pipe would wait for its reader
             path.open("ab").close()
     except OSError as error:
         raise PosencError(f"{option} {path} cannot be written: {error.strerror}. Name another place.") from None

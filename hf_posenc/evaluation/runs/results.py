@@ -1,4 +1,4 @@
-"""Results on disk as they come: an interrupted run goes on where it stopped, and only the same run does."""
+"""Results saved to disk as they come, from which the same run can resume after an interruption."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ..measures.texts import Document
 
 FORMAT = 1
 SAMPLES = 64
-"""Values of each weight that tell it from others."""
+"""How many values of each weight are in its digest."""
 
 
 PROBES = ("On day 7 the cat went home.", "  x = [1, 22, 333]\n\n", "Äpfel, 漢字 and 🙂")
-"""Texts that tell a tokenizer from others."""
+"""Texts whose tokens identify a tokenizer."""
 
 
 def fingerprint(model: Any, tokenizer: Any, documents: Sequence[Document], options: dict[str, Any]) -> dict[str, Any]:
-    """What makes a run the same run."""
+    """What identifies a run: model, tokenizer, texts and options."""
     return {
         "model": model_digest(model),
         "tokenizer": tokenizer_digest(tokenizer),
@@ -38,7 +38,7 @@ def fingerprint(model: Any, tokenizer: Any, documents: Sequence[Document], optio
 
 
 def model_digest(model: Any) -> str:
-    """Of the config and of a few values of every weight: cheap, and a trained step changes it."""
+    """A digest of the config and a few values of every weight: cheap, but a training step changes it."""
     config = unwrap_model(model).config.to_dict()
     for key in ORIGIN:
         config.pop(key, None)
@@ -52,13 +52,13 @@ def model_digest(model: Any) -> str:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Of its class, its size and what it makes of a few texts."""
+    """A digest of the class, the size, and the tokens of a few texts."""
     encoded = [list(tokenizer(text)["input_ids"]) for text in PROBES]
     return f"{type(tokenizer).__name__} {len(tokenizer)} {hashlib.sha256(repr(encoded).encode()).hexdigest()[:16]}"
 
 
 class Results:
-    """The rows of each job of a run; kept in a JSONL file if a path is given, by the first of several processes."""
+    """The rows of each job of a run, saved in a JSONL file if a path is given. Only the first process writes it."""
 
     def __init__(
         self, path: str | os.PathLike[str] | None, identity: dict[str, Any], shared: Processes = ALONE
@@ -66,7 +66,7 @@ class Results:
         self.path = None if path is None or not shared.first else Path(path)
         self.done: dict[str, list[Row]] = {}
         shared.by_first(lambda: self._open(identity))
-        self.done = shared.from_first(self.done)  # all begin at the same job, whatever a file system shows them
+        self.done = shared.from_first(self.done)  # all processes must start at the same job
 
     def _open(self, identity: dict[str, Any]) -> None:
         if self.path is None:
@@ -79,7 +79,7 @@ class Results:
 
     def _read(self, path: Path, identity: dict[str, Any]) -> None:
         data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]  # a line that was being written when the run was killed is made again
+        whole = data[: data.rfind(b"\n") + 1]  # drop a line that was cut off when the run was killed
         lines = []
         for number, line in enumerate(whole.splitlines(), 1):
             try:

@@ -1,4 +1,4 @@
-"""Which scheme is better than which, as far as paired error bars can tell."""
+"""Ranks of schemes, as far as paired error bars can tell them apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..measures.rows import Row
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Which places a scheme may hold at a length: after those that are clearly better, before those clearly worse."""
+    """The ranks a scheme may have at a length: below clearly better ones, above clearly worse ones."""
 
     task: str
     protocol: str
@@ -23,11 +23,11 @@ class Standing:
     value: float
     stderr: float | None
     tied: tuple[str, ...]
-    """Schemes that the error bars do not tell from this one."""
+    """Schemes that do not differ significantly from this one."""
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Schemes in order of loss, at each length; what paired error bars do not separate shares a rank."""
+    """Schemes in order of loss at each length. Those that do not differ significantly share a rank."""
     groups: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
         if row.metric == "loss" and row.task != "shift" and "losses" in row.details:

@@ -1,4 +1,4 @@
-"""What a scheme costs in the short: its loss at and below the trained length, against the unpatched model's."""
+"""The short-context tax: the loss of a scheme at and below the trained length, minus the unpatched model's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ UNPATCHED = "unpatched"
 
 
 def tax_lengths(trained: int, scored: int) -> list[int]:
-    """The trained length and half of it, where a window has room for more than what is scored."""
+    """The trained length and half of it, if a window holds more than the scored tokens."""
     return [length for length in (trained // 2, trained) if length > scored + 1]
 
 
 def tax_rows(rows: Sequence[Row], trained: int) -> list[Row]:
-    """The difference in loss on the same windows, from what was measured of both."""
+    """The difference in loss on the same windows, from the rows of both models."""
     base = {row.length: row for row in rows if counts(row, trained) and row.scheme == UNPATCHED}
     found = []
     for row in rows:
@@ -51,7 +51,7 @@ def counts(row: Row, trained: int) -> bool:
 
 @contextmanager
 def positions_undone(model: Any) -> Iterator[None]:
-    """The model as it was before its patch, and without adapters, for a while."""
+    """The model without its patch and without adapters, within a `with` block."""
     journal = journal_of(unwrap_model(model))
     assert journal is not None
     if journal.final is not None:

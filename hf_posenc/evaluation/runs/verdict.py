@@ -1,4 +1,4 @@
-"""What a run has shown, in one sentence that error bars carry."""
+"""The result of a run in one sentence that the error bars support."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .standings import standings
 from .tax import UNPATCHED
 
 COSTLY = 0.1
-"""Nats that a scheme may cost short texts, before it is said to need training."""
+"""Nats of loss on short texts from which a scheme is said to need training."""
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Who is ahead and by how much; or, of one model, what becomes of its loss. Empty where nothing carries one."""
+    """Which scheme is best and by how much; for a single model, how its loss changes. Empty if nothing can be said."""
     said = _of_losses(rows) or _of_accuracy(rows)
     costly = costs(rows)
     return "; ".join(filter(None, (said, costly))) + "." if said or costly else ""
 
 
 def _of_losses(rows: Sequence[Row]) -> str:
-    """At the longest length that all schemes share the windows of."""
+    """Compare losses at the longest length."""
     found = standings(rows)
     if not found:
         return ""
@@ -49,7 +49,7 @@ def _of_losses(rows: Sequence[Row]) -> str:
 
 
 def _alone(scheme: str, own: dict[tuple[str, int], list[float]]) -> str:
-    """One model: its loss at the longest length against that at the shortest, where the same tokens are scored."""
+    """For one model: its loss at the longest length against the shortest, on the same scored tokens."""
     lengths = sorted(length for name, length in own if name == scheme)
     low, high = own[scheme, lengths[0]], own[scheme, lengths[-1]]
     if len(lengths) < 2 or len(low) != len(high):
@@ -66,7 +66,7 @@ def _alone(scheme: str, own: dict[tuple[str, int], list[float]]) -> str:
 
 
 def _of_accuracy(rows: Sequence[Row]) -> str:
-    """Where no loss was measured: how much of the first task is found at the longest length, over all depths."""
+    """If no loss was measured: the accuracy of the first task at the longest length, over all depths."""
     scores = [row for row in rows if row.metric == "accuracy"]
     if not scores:
         return ""
@@ -88,7 +88,7 @@ def _of_accuracy(rows: Sequence[Row]) -> str:
 
 
 def costs(rows: Sequence[Row]) -> str:
-    """The schemes that short texts pay for more than error bars allow."""
+    """The schemes with a clear loss of quality on short texts."""
     taxes = [row for row in rows if row.task == "tax" and row.stderr is not None]
     longest = {row.scheme: row for row in sorted(taxes, key=lambda row: row.length)}
     dear = [row for row in longest.values() if row.value - 2 * (row.stderr or 0.0) > COSTLY]

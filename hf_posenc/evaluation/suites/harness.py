@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from .harness_model import PatchedLM
 
 OFFLINE = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe")
-"""Tasks of RULER that are made on the spot; the others read essays or questions from the network."""
+"""Tasks of RULER that are generated; the others download essays or questions."""
 ALIASES = {"ruler_offline": OFFLINE, "babilong": ("babilong_longctx",)}
-"""Names of ours. BABILong's questions 6 to 20 exist without a long context only."""
+"""Our own names. BABILong's questions 6 to 20 exist only without a long context."""
 SUITES = ("ruler", "longbench", "babilong")
 SHORTEST = {
-    "ruler_vt": (1024, "makes prompts for ever where its worked example and ten sentences do not fit"),
-    "ruler_cwe": (2048, "repeats no word often enough to be common there, or asks for none at all"),
-    "ruler_fwe": (512, "has too few words to rank there"),
+    "ruler_vt": (1024, "never ends if its worked example and ten sentences do not fit"),
+    "ruler_cwe": (2048, "repeats no word often enough, or asks for none at all"),
+    "ruler_fwe": (512, "has too few words to rank"),
 }
-"""The shortest length at which a task of RULER means something, and what it does below."""
+"""The shortest length at which a task of RULER is meaningful, and what it does below."""
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 """The sentence that `ruler_vt` hides its variables among."""
 BABILONG = tuple(1024 * k for k in (1, 2, 4, 8, 16, 32, 64, 128))
@@ -59,10 +59,10 @@ def evaluate_harness(
 ) -> list[Row]:
     """A row for each task of `group` (a suite, a group of its tasks, or task names with commas) at each length.
 
-    Every task and length draws its documents anew from the same seed, so that all models and schemes meet the same.
-    No prompt is cut: `details["tokens"]` says how long they were. LongBench's documents have their own lengths and go
-    to the smallest of `lengths` that holds them; the rest is counted as `too_long`. What `results` has is not made
-    again, and what is made is added to them. Several processes share the documents of a task.
+    Every task and length draws its documents from the same seed, so all models and schemes get the same ones. No
+    prompt is truncated: `details["tokens"]` has their lengths. LongBench's documents have lengths of their own and
+    count for the smallest of `lengths` that holds them; longer ones are counted as `too_long`. Jobs in `results` are
+    not run again, and new ones are added. Several processes share the documents of a task.
     """
     kept, sizes = results or Results(None, {}), {"samples": samples, "batch_size": batch_size}
     return list(harness_rows(model, tokenizer, group, lengths, **sizes, results=kept, shared=shared))
@@ -79,7 +79,7 @@ def harness_rows(
     results: Results,
     shared: Processes = ALONE,
 ) -> Iterator[Row]:
-    """The rows of `evaluate_harness` as they come."""
+    """The rows of `evaluate_harness`, one by one."""
     refuse_divided_batches(batch_size, shared)
     tasks, wanted = plan_harness(model, tokenizer, group, lengths, samples)
     lm = wrapped(model, tokenizer, batch_size)
@@ -87,7 +87,7 @@ def harness_rows(
     with saved(tokenizer) as folder:
         for name in tasks:
             if name not in OFFLINE:
-                load_task(name, wanted[0], folder)  # what cannot be had is said now, not after hours
+                load_task(name, wanted[0], folder)  # fail now, not after hours, if data is missing
         for name in tasks:
             for low, length in zip([0, *wanted], wanted, strict=False):
                 key = f"{scheme}/harness/{name}/{low}-{length}/{samples}"
@@ -100,7 +100,7 @@ def harness_rows(
 def plan_harness(
     model: Any, tokenizer: Any, group: str, lengths: Sequence[int], samples: int
 ) -> tuple[list[str], list[int]]:
-    """The tasks and lengths in order; raises for what can be known to be wrong before anything runs."""
+    """The tasks and lengths in order; raises for all mistakes that can be found before anything runs."""
     wanted = sorted(set(lengths))
     if not wanted or samples < 1:
         raise PosencError(f"A harness needs lengths and at least one sample; got {list(lengths)} and {samples}.")
@@ -114,11 +114,11 @@ def plan_harness(
 
 
 def refuse_divided_batches(batch_size: int, shared: Processes) -> None:
-    """Raise where processes would put other prompts together than one does, whose padding moves the last digits."""
+    """Raise if processes would batch other prompts than one process does: padding changes the last digits."""
     if shared.count > 1 and batch_size > 1:
         raise PosencError(
-            f"{shared.count} processes share the prompts of a harness one by one, and batches of {batch_size} would "
-            "be others than those of one process: leave --batch-size out, or take one process."
+            f"{shared.count} processes share the prompts of a harness one by one, so batches of {batch_size} would "
+            "differ from those of one process: leave --batch-size out, or use one process."
         )
 
 
@@ -138,7 +138,7 @@ def wrapped(model: Any, tokenizer: Any, batch_size: int) -> PatchedLM:
 
 
 def manager(metadata: dict[str, Any] | None = None) -> Any:
-    """lm-eval's own one for these suites alone: looking through all its tasks takes seconds."""
+    """lm-eval's task manager for these suites only: indexing all its tasks takes seconds."""
     import lm_eval.tasks
 
     root = Path(lm_eval.tasks.__file__).parent
@@ -148,7 +148,7 @@ def manager(metadata: dict[str, Any] | None = None) -> Any:
 
 
 def task_names(group: str) -> list[str]:
-    """The single tasks that a suite, a group or names with commas stand for; nothing is loaded."""
+    """The single tasks of a suite, a group or names with commas. Nothing is loaded."""
     index = manager().task_index
     names: list[str] = []
     queue = [name.strip() for name in group.split(",") if name.strip()]
@@ -172,7 +172,7 @@ def task_names(group: str) -> list[str]:
 
 
 def refuse_meaningless(tasks: Sequence[str], lengths: Sequence[int]) -> None:
-    """Lengths at which a task would hang or score nothing."""
+    """Raise for lengths at which a task would hang or score nothing."""
     for name in tasks:
         shortest, why = SHORTEST.get(name, (0, ""))
         if min(lengths) < shortest:
@@ -185,20 +185,20 @@ def refuse_meaningless(tasks: Sequence[str], lengths: Sequence[int]) -> None:
 
 
 def refuse_endless(tasks: Sequence[str], lengths: Sequence[int], tokenizer: Any) -> None:
-    """`ruler_vt` also never ends, not even by Ctrl-C, where a tokenizer makes too much of its sentences.
+    """Raise if `ruler_vt` would never end, not even by Ctrl-C, since its sentences have too many tokens.
 
-    Its prompt is an example of up to 500 tokens and no less than ten sentences, all else being worth eight more.
+    Its prompt is an example of up to 500 tokens and at least ten sentences; the rest takes as much as eight more.
     """
     tokens = len(tokenizer(FILLER).input_ids)
     if "ruler_vt" in tasks and (tokens > 35 or 500 + 18 * tokens > min(lengths)):
         raise PosencError(
             f"ruler_vt has no prompt that fits {min(lengths)} tokens of this tokenizer, which makes {tokens} of one "
-            "sentence of it, and would try for ever: ask for longer ones, or leave the task out."
+            "sentence, and would never end: use greater lengths, or leave the task out."
         )
 
 
 def load_task(name: str, length: int, tokenizer: str) -> Any:
-    """One task with documents of one length, the same ones whenever it is loaded."""
+    """Load one task with documents of one length, always the same ones."""
     from ...compat.harness import import_functions
 
     nominal: Any = f"{length // 1024}k" if name.startswith("babilong") else [length]
@@ -209,7 +209,7 @@ def load_task(name: str, length: int, tokenizer: str) -> Any:
             random.seed(SEED)
             np.random.seed(SEED)
             return known.load([name])["tasks"][name]
-    except OSError as error:  # what hubs and their clients raise; a connection's errors are among them
+    except OSError as error:  # raised by hub clients, also for connection errors
         raise PosencError(
             f"{name} needs data that cannot be reached ({str(error).splitlines()[0]}). Without a network these run: "
             f"{', '.join(OFFLINE)}; together they are called ruler_offline."
@@ -223,7 +223,7 @@ def load_task(name: str, length: int, tokenizer: str) -> Any:
 def run_task(
     lm: PatchedLM, name: str, span: tuple[int, int], tokenizer: str, samples: int, shared: Processes = ALONE
 ) -> dict[str, Any] | None:
-    """The fields of a row; None where no document of LongBench has such a length."""
+    """Run a task: the fields of its row, or None if no document of LongBench has such a length."""
     from lm_eval import evaluator
 
     task = load_task(name, span[1], tokenizer)
@@ -259,8 +259,8 @@ def run_task(
 def chosen_documents(
     lm: PatchedLM, task: Any, span: tuple[int, int], samples: int
 ) -> tuple[list[int], dict[str, Any]]:
-    """The first documents that belong to this length, and how many tokens they need with their answers."""
-    own = task.config.task.startswith("longbench")  # documents as they are, of any length
+    """The first documents of this length, and how many tokens they need with their answers."""
+    own = task.config.task.startswith("longbench")  # its documents may have any length
     task.build_all_requests(limit=None if own else samples)
     needs = [lm.tokens_needed(request) for request in task.instances]
     fitting = [i for i, need in enumerate(needs) if not own or span[0] < need <= span[1]][:samples]
@@ -274,7 +274,7 @@ def chosen_documents(
 
 
 def answer(sample: dict[str, Any], length: int) -> dict[str, Any]:
-    """What was said, what should have been, and its score: RULER's under the name of the length."""
+    """The answer, the target and the score, which RULER keeps under the name of the length."""
     key = next(key for key in (str(length), "score", "acc") if key in sample["metrics"])
     said = sample["filtered_resps"][0]
     return {
@@ -287,7 +287,7 @@ def answer(sample: dict[str, Any], length: int) -> dict[str, Any]:
 
 @contextmanager
 def saved(tokenizer: Any) -> Iterator[str]:
-    """A folder with the tokenizer in it: RULER loads its own one, by name, to size the prompts."""
+    """A folder with the tokenizer: RULER loads one by name to measure its prompts."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         yield folder
@@ -295,7 +295,7 @@ def saved(tokenizer: Any) -> Iterator[str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """lm-eval's tasks print as they go; what we print is rows. Its progress bars are on stderr and stay."""
+    """Silence lm-eval's own output. Its progress bars on stderr stay."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)

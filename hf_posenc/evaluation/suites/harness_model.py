@@ -19,15 +19,15 @@ from ...compat.harness import CountedLM
 from ...errors import PosencError, suggestion
 
 REFUSED = ("peft", "delta", "autogptq", "gptqmodel", "gguf_file", "parallelize", "tp_plan")
-"""What HFLM would do to a model on its own, past `hf_posenc.load`."""
+"""Arguments with which HFLM would load a model itself, without `hf_posenc.load`."""
 LOADING = ("revision", "subfolder", "dtype", "device_map", "attn_implementation", "base", "token", "cache_dir")
-"""Arguments that go to `hf_posenc.load`; all others are HFLM's."""
+"""Arguments for `hf_posenc.load`; all others go to HFLM."""
 OWN = frozenset(inspect.signature(HFLM.__init__).parameters) - {"self", "kwargs"}
 
 
 @register_model("hf-posenc")
 class PatchedLM(CountedLM):
-    """HFLM on what `hf_posenc.load` gives, that refuses a prompt which does not fit instead of cutting it."""
+    """HFLM on a model from `hf_posenc.load`. It refuses a prompt that does not fit instead of truncating it."""
 
     def __init__(self, pretrained: str | PreTrainedModel, tokenizer: Any = None, **kwargs: Any):
         refused = [name for name in REFUSED if kwargs.pop(name, None)]
@@ -38,7 +38,7 @@ class PatchedLM(CountedLM):
             )
         loading = {name: kwargs.pop(name) for name in LOADING if kwargs.get(name) is not None}
         for name in kwargs:
-            if name not in OWN:  # HFLM would swallow it
+            if name not in OWN:  # HFLM would ignore it silently
                 raise PosencError(f"Unknown model argument {name!r}.{suggestion(name, [*LOADING, *OWN])}")
         if isinstance(pretrained, str):
             model = load(pretrained, **loading)
@@ -49,11 +49,11 @@ class PatchedLM(CountedLM):
         super().__init__(pretrained=model, tokenizer=found_tokenizer(tokenizer, pretrained, model), **kwargs)
 
     def get_model_info(self) -> dict[str, Any]:
-        """Without HFLM's question to the hub, which it asks with the model in place of its name."""
+        """Does not ask the hub, as HFLM does, with the model in place of its name."""
         return {"model_num_parameters": self.model.num_parameters(), "model_dtype": str(self.model.dtype)}
 
     def tokens_needed(self, request: Instance) -> int:
-        """Of the prompt and the longest answer that the task allows."""
+        """Tokens of the prompt and of the longest answer that the task allows."""
         prompt, given = request.args
         return len(self.tok_encode(prompt)) + int(normalize_gen_kwargs(given, self.max_gen_toks)["max_gen_toks"])
 
@@ -71,12 +71,12 @@ class PatchedLM(CountedLM):
 
 
 def usable(device: str | None) -> bool:
-    """Whether to move there. lm-eval asks for `cuda:0` unless told otherwise, and runs on the CPU without one."""
+    """Whether the device exists: lm-eval's default is `cuda:0`, and it runs on the CPU without one."""
     return device is not None and (not device.startswith("cuda") or torch.cuda.is_available())
 
 
 def found_tokenizer(given: Any, pretrained: Any, model: Any) -> Any:
-    """The tokenizer that was given, or else the checkpoint's, or that of an adapter's base model."""
+    """The tokenizer that was given, else that of the checkpoint or of an adapter's base model."""
     if given is not None and not isinstance(given, str):
         return given
     adapters = getattr(model, "peft_config", None)

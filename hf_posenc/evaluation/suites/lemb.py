@@ -33,12 +33,12 @@ LENGTHS = tuple(256 * 2**k for k in range(8))
 
 
 def is_lemb(group: str) -> bool:
-    """Whether a harness's name is one of ours here, not one of lm-eval's."""
+    """Whether a name is a LongEmbed task, not one of lm-eval."""
     return any(name.strip().lower().startswith(SUITE) for name in group.split(","))
 
 
 def task_names(group: str) -> list[str]:
-    """The tasks that `lemb` or names with commas stand for."""
+    """The tasks of `lemb` or of names with commas."""
     found: list[str] = []
     for name in filter(None, (part.strip() for part in group.split(","))):
         if name == SUITE:
@@ -48,13 +48,13 @@ def task_names(group: str) -> list[str]:
         else:
             raise PosencError(
                 f"Unknown task of LongEmbed {name!r}.{suggestion(name, [SUITE, *BY_LENGTH, *WHOLE])} Tasks of lm-eval "
-                "are for decoders and have a run of their own."
+                "are for decoders: run them separately."
             )
     return list(dict.fromkeys(found))
 
 
 def plan_lemb(model: Any, tokenizer: Any, group: str, lengths: Sequence[int]) -> list[tuple[str, str, int]]:
-    """Tasks with their splits and lengths; raises for what can be known to be wrong before anything runs."""
+    """Tasks with their splits and lengths; raises for all mistakes that can be found before anything runs."""
     wanted, names = sorted(set(lengths)), task_names(group)
     refuse_missing(tokenizer)
     embedder_of(model, tokenizer)
@@ -67,8 +67,8 @@ def plan_lemb(model: Any, tokenizer: Any, group: str, lengths: Sequence[int]) ->
 
 
 def mteb_of() -> Any:
-    """The library that LongEmbed's tasks run through, an extra."""
-    return require("mteb", "embed", "LongEmbed (--tasks embed_passkey,embed_needle measure alike without it)")
+    """MTEB, which runs LongEmbed's tasks and is an extra."""
+    return require("mteb", "embed", "LongEmbed (--tasks embed_passkey,embed_needle are similar and work without it)")
 
 
 def evaluate_lemb(
@@ -82,13 +82,13 @@ def evaluate_lemb(
 ) -> list[Row]:
     """A row for each task of `group` (`lemb`, or names with commas), and each length where a task has several.
 
-    The four real tasks have documents of any length; they are cut at the longest of `lengths`, and at what the model
-    reads. What `results` has is not made again, and what is made is added to them.
+    The four real tasks have documents of any length, truncated at the longest of `lengths` and at the model's limit.
+    Jobs in `results` are not run again, and new ones are added.
     """
     plan = plan_lemb(model, tokenizer, group, lengths)
     kept, scheme, rows = results or Results(None, {}), scheme_of(model), []
     todo = [(name, split, n) for name, split, n in plan if _key(scheme, name, n) not in kept.done]
-    tasks = {name: loaded(name) for name in dict.fromkeys(name for name, _, _ in todo)}  # now, not after hours
+    tasks = {name: loaded(name) for name in dict.fromkeys(name for name, _, _ in todo)}  # fail now, not after hours
     for name, split, length in plan:
         key = _key(scheme, name, length)
         if key not in kept.done:
@@ -103,16 +103,16 @@ def _key(scheme: str, name: str, length: int) -> str:
 
 
 def loaded(name: str) -> Any:
-    """A task with its documents."""
+    """Load a task with its documents."""
     task = mteb_of().get_task(name)
     try:
         with quiet():
             task.load_data()
-    except (OSError, RuntimeError) as error:  # what hubs and their clients raise
+    except (OSError, RuntimeError) as error:  # raised by hub clients
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise PosencError(
             f"{name} needs data that cannot be reached ({told}). Without a network, "
-            "--tasks embed_passkey,embed_needle measure alike on documents made on the spot."
+            "--tasks embed_passkey,embed_needle measure the same on generated documents."
         ) from None
     return task
 
@@ -120,7 +120,7 @@ def loaded(name: str) -> Any:
 def measured(
     model: Any, tokenizer: Any, task: Any, split: str, length: int, scheme: str, batch_size: int | None = None
 ) -> Row:
-    """One task at one length, by MTEB's own scoring: the nearest document's share, or its main score."""
+    """Run one task at one length with MTEB's scoring: accuracy at 1, or the task's main score."""
     mteb = mteb_of()
     count = len(task.dataset[next(iter(task.dataset))][split]["queries"])
     with cut_at(model, tokenizer, length) as embedder, quiet():
@@ -147,7 +147,7 @@ def measured(
 
 @contextmanager
 def cut_at(model: Any, tokenizer: Any, length: int) -> Iterator[Embedder]:
-    """An embedder that reads no more than `length` tokens, for a while."""
+    """An embedder that reads at most `length` tokens, within a `with` block."""
     before = model.max_seq_length if is_embedder(model) else None
     try:
         if before is not None:
@@ -161,7 +161,7 @@ def cut_at(model: Any, tokenizer: Any, length: int) -> Iterator[Embedder]:
 
 
 class Encoder:
-    """What MTEB asks vectors of."""
+    """The model as MTEB sees it."""
 
     def __init__(self, embedder: Embedder, scheme: str, batch_size: int | None):
         from mteb.models.model_meta import ModelMeta
@@ -191,7 +191,7 @@ def unit(vectors: Any) -> Tensor:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """MTEB and its clients tell of every step; what we print is rows."""
+    """Silence MTEB's log of every step."""
     loggers = [logging.getLogger(name) for name in ("mteb", "datasets")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

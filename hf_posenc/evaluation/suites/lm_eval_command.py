@@ -1,4 +1,4 @@
-"""`hf-posenc lm-eval ...`: lm-eval's own command line, with our models in it and its traps taken out."""
+"""`hf-posenc lm-eval ...`: lm-eval's command line, with our models, and without options that would mislead."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...extras import require
 from .harness import refuse_meaningless, task_names
 
 ABSENT = -1
-"""What RULER prints as the score of a length that was not run."""
+"""The score that RULER prints for a length that was not run."""
 
 
 def run_lm_eval(args: list[str]) -> None:
-    """Run lm-eval's command line on `args`, as they are, with `--model hf-posenc` known to it."""
+    """Run lm-eval's command line on `args`, with `--model hf-posenc` registered."""
     require("lm_eval", "eval", "`hf-posenc lm-eval`")
     from lm_eval.utils import setup_logging
 
@@ -46,7 +46,7 @@ def execute(command: Any, given: argparse.Namespace) -> None:
 
 
 def refuse_traps(given: argparse.Namespace) -> None:
-    """Arguments on which lm-eval would hang, or say something else than it seems to."""
+    """Raise for arguments on which lm-eval would hang, or report something misleading."""
     metadata = {**(given.model_args or {}), **(given.metadata or {})}
     lengths = metadata.get("max_seq_lengths")
     tasks = [name for name in given.tasks or () if name.startswith(("niah_", "ruler")) and "*" not in name]
@@ -55,14 +55,14 @@ def refuse_traps(given: argparse.Namespace) -> None:
     refuse_meaningless(task_names(",".join(tasks)), lengths)
     if given.limit is not None and len(lengths) > 1:
         raise PosencError(
-            f"--limit takes RULER's first documents, which are all of the length {lengths[0]}; the other lengths "
+            f"--limit takes RULER's first documents, which all have the length {lengths[0]}; the other lengths "
             "would not run. Give one length at a time, or --samples with indices (each length has 500 documents), or "
             f"use hf-posenc eval --harness {','.join(tasks)}, which spreads its samples over lengths."
         )
 
 
 def without_absent_lengths(results: Any) -> Any:
-    """Lengths that were not asked left out of tables and files, where lm-eval has -1 for them."""
+    """Remove lengths that were not run, for which lm-eval reports -1."""
     for scores in [*results["results"].values(), *results.get("groups", {}).values()] if results else ():
         absent = {key.partition(",")[0] for key, value in scores.items() if key[0].isdigit() and value == ABSENT}
         for key in [key for key in scores if key.partition(",")[0].removesuffix("_stderr") in absent]:

@@ -1,4 +1,4 @@
-"""What a recipe may say, key by key."""
+"""The keys of a recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Settings(Section):
-    """A recipe: sections of keys, and where it is written."""
+    """A recipe: sections of keys, and where its results are written."""
 
     model: ModelSettings
     scheme: SchemeSettings = SchemeSettings()
@@ -38,16 +38,16 @@ class Settings(Section):
     train: TrainSettings
     measure: MeasureSettings = MeasureSettings()
     output: str
-    """The folder that all is written to."""
+    """The folder that everything is written to."""
 
     def of_run(self) -> dict[str, Any]:
-        """What makes a run the one that it is: all but where it is written."""
+        """The settings that identify a run: all but the output folder."""
         return self.model_dump(exclude={"output"})
 
     @model_validator(mode="after")
     def fresh_is_whole(self) -> Settings:
         if self.model.config is not None and not self.tune.whole:
-            raise ValueError("a fresh model has nothing yet that an adapter could rest on: set tune.whole: true")
+            raise ValueError("a fresh model has no trained weights for an adapter to build on: set tune.whole: true")
         return self
 
     @model_validator(mode="after")

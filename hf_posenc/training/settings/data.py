@@ -10,12 +10,12 @@ from .values import Length, Section
 
 
 class Pose(Section):
-    """PoSE: rows of `data.length` whose positions skip, so that they reach up to `target_length`."""
+    """PoSE: rows of `data.length` whose positions skip ahead, up to `target_length`."""
 
     target_length: Length = Field(gt=0)
     """How far positions reach."""
     chunks: int = Field(default=2, ge=2)
-    """In how many pieces a row is cut."""
+    """The number of pieces that a row is cut into."""
 
 
 class Randomized(Section):
@@ -27,7 +27,7 @@ class Randomized(Section):
 
 
 class Short(Section):
-    """A share of the rows is made of short pieces, so that the model does not forget short texts."""
+    """Cut a share of the rows into short pieces, so that the model does not forget short texts."""
 
     share: float = Field(gt=0, lt=1)
     """The share of such rows."""
@@ -36,34 +36,34 @@ class Short(Section):
 
 
 class Stage(Section):
-    """Some steps at a length of their own."""
+    """Some steps with rows of another length."""
 
     length: Length = Field(gt=1)
     """Tokens in a row."""
     steps: int = Field(gt=0)
-    """How many steps are taken at it."""
+    """The number of steps at this length."""
 
 
 class LongDocuments(Section):
-    """Documents from so many tokens on are read more often, so that a model meets what long rows are for."""
+    """Read long documents more often, since only they use the length of long rows."""
 
     tokens: int = Field(gt=1)
-    """From how many on a document is long."""
+    """Documents with at least so many tokens are long."""
     weight: float = Field(gt=1)
-    """How often, against others."""
+    """How often they are read, relative to others."""
 
 
 class Source(Section):
-    """Where text comes from, and what its records are."""
+    """Where text comes from, and its format."""
 
     path: str | list[str] = "stdlib"
     """`stdlib`, files (.txt, .jsonl, .parquet, patterns such as books/*.txt), or the name of a dataset."""
     name: str | None = None
     """The configuration of a dataset that has several."""
     split: str = "train"
-    """Of a dataset of the hub."""
+    """The split of a dataset on the hub."""
     format: Literal["text", "prompt_completion", "chat"] = "text"
-    """`prompt_completion` and `chat` predict completions and the assistant's turns alone; examples stay whole."""
+    """`prompt_completion` and `chat` train only on completions and the assistant's turns; examples stay whole."""
     column: str = "text"
     """The column of texts."""
     prompt: str = "prompt"
@@ -73,13 +73,13 @@ class Source(Section):
     messages: str = "messages"
     """The column of chats: lists of {role, content}, rendered by the tokenizer's own template."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of examples that are longer than a row: cut, they would teach answers that do not end."""
+    """What to do with examples longer than a row. They are never cut: that would teach answers that do not end."""
     streaming: bool | None = None
-    """Read while training, in order. Unless given, where the text is too large to be held as tokens."""
+    """Read the text while training, in order. By default only if it is too large for memory as tokens."""
 
 
 class WeightedSource(Source):
-    """One of several."""
+    """One source of several."""
 
     weight: float = Field(default=1.0, gt=0)
     """The share of rows that come from it, against the weights of the others."""
@@ -89,27 +89,27 @@ class DataSettings(Source):
     """Text, and how rows are cut from it."""
 
     sources: list[WeightedSource] = []
-    """Instead of `path` and what belongs to it: several, with weights."""
+    """Several sources with weights, instead of `path` and its keys."""
     long_documents: LongDocuments | None = None
     """Read long documents more often."""
     held_out: float = Field(default=0.05, gt=0, lt=0.5)
-    """The share that is not trained on, but measured."""
+    """The share of the text that is kept from training, to measure on."""
     length: Length = Field(gt=1)
     """Tokens in a row: 4096 or 4k."""
     documents: Literal["separate", "joined"] = "separate"
-    """`separate`: positions restart at a document's border and attention does not cross it. `joined`: one stream."""
+    """`separate`: positions restart at document boundaries, which attention does not cross. `joined`: one stream."""
     passkey: float = Field(default=0.0, ge=0, lt=1)
-    """The share of rows that hide a number and ask for it. Retrieval figures are then task-trained."""
+    """The share of rows that hide a number and ask for it. Passkey scores are optimistic then."""
     answer_weight: float = Field(default=1.0, ge=1)
-    """How much a token of such a number counts, against others."""
+    """The weight of the tokens of such a number, relative to others."""
     short: Short | None = None
-    """Make a share of the rows of short pieces."""
+    """Cut a share of the rows into short pieces."""
     pose: Pose | None = None
-    """Skip positions (PoSE), so that short rows reach far."""
+    """Skip positions (PoSE), so that short rows train long distances."""
     randomized: Randomized | None = None
     """Draw positions at random, for algorithmic tasks."""
     stages: list[Stage] = []
-    """Lengths one after the other; the last is `length`, for the steps that are left."""
+    """Row lengths in order; the steps that are left have `length`."""
     mask_share: float = Field(default=0.15, gt=0, lt=1)
     """The share of tokens that masked language modelling hides."""
 
@@ -117,7 +117,7 @@ class DataSettings(Source):
     def one_way_to_say_it(self) -> DataSettings:
         given = self.model_fields_set & set(Source.model_fields)
         if self.sources and given:
-            raise ValueError(f"{', '.join(sorted(given))} beside sources: say it of each source")
+            raise ValueError(f"{', '.join(sorted(given))} beside sources: set it for each source")
         return self
 
     @model_validator(mode="after")
@@ -126,15 +126,15 @@ class DataSettings(Source):
             return self
         cut = [key for key in ("pose", "randomized", "short", "stages") if getattr(self, key)]
         if cut:
-            raise ValueError(f"{', '.join(cut)} would cut prompts from what answers them: they are for text")
+            raise ValueError(f"{', '.join(cut)} would cut prompts from their answers: they are for text")
         if self.documents == "joined":
-            raise ValueError("an answer must not read the prompt of another: documents: separate")
+            raise ValueError("an answer must not attend to another prompt: set documents: separate")
         return self
 
     @model_validator(mode="after")
     def long_documents_are_known(self) -> DataSettings:
         if self.long_documents and any(s.streaming or s.format != "text" for s in self.all_sources):
-            raise ValueError("long_documents are found among all texts: format: text, streaming: false")
+            raise ValueError("long_documents needs all texts in memory: set format: text and streaming: false")
         return self
 
     @model_validator(mode="after")
@@ -146,7 +146,9 @@ class DataSettings(Source):
             if self.stages:
                 raise ValueError(f"{name} and stages are two ways to the same end: take one")
             if self.documents == "separate":
-                raise ValueError(f"{name} skips positions within a row, which must be of one piece: documents: joined")
+                raise ValueError(
+                    f"{name} skips positions within a row, which must be one piece: set documents: joined"
+                )
         if len(self.skipped) > 1:
             raise ValueError("pose and randomized are two ways to the same end: take one")
         if self.short and self.short.length >= self.length:
@@ -155,7 +157,7 @@ class DataSettings(Source):
 
     @property
     def all_sources(self) -> list[WeightedSource]:
-        """What is read, and how often."""
+        """All sources, with their weights."""
         if self.sources:
             return list(self.sources)
         return [WeightedSource(**{key: getattr(self, key) for key in Source.model_fields})]
@@ -167,10 +169,10 @@ class DataSettings(Source):
 
     @property
     def reach(self) -> int:
-        """The farthest that positions go."""
+        """The largest position plus one."""
         return max(self.lengths) if not self.skipped else int(getattr(self, self.skipped[0]).target_length)
 
     @property
     def skipped(self) -> list[str]:
-        """What leaves positions out within a row."""
+        """The keys that are set and skip positions within a row."""
         return [name for name in ("pose", "randomized") if getattr(self, name) is not None]

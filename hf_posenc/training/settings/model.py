@@ -1,4 +1,4 @@
-"""`model` and `scheme`: what is tuned, and the positions it is given."""
+"""`model` and `scheme`: the model to train, and its positions."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from .values import Section, length_of
 LENGTHS = ("target_length", "trained_length")
 """Options of a scheme that are lengths."""
 OF_THE_PATCH = ("existing", "layer_types")
-"""What `patch_model` takes beside the options of a scheme."""
+"""Arguments of `patch_model` that are not options of a scheme."""
 
 
 class ModelSettings(Section):
-    """The model that is tuned: one that exists, or a fresh one."""
+    """The model to train: an existing one, or a fresh one."""
 
     path: str | None = None
     """A folder, a hub name, or `tiny`, the model inside this package."""
     config: dict[str, Any] | None = None
-    """Instead of a path: the config of a new, random model, which is trained from nothing."""
+    """Instead of a path: the config of a new model, which is trained from scratch."""
     tokenizer: str | None = None
-    """Where the tokenizer is; beside the model unless given."""
+    """Folder or hub name of the tokenizer; by default that of the model."""
     objective: Literal["causal", "masked", "contrastive"] = "causal"
-    """What is learned: the next token, hidden tokens, or which texts belong together."""
+    """What the model learns to predict: the next token, masked tokens, or which texts belong together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the model computes in and is written in. What is trained is held in float32 in either case."""
+    """The precision that the model computes and is saved in. Trained parameters are always held in float32."""
     quantize: Literal["nf4", "fp4"] | None = None
-    """Hold frozen weights of linear layers in 4 bits (QLoRA), by bitsandbytes. For `tune.lora`."""
+    """Hold frozen weights of linear layers in 4 bits (QLoRA) with bitsandbytes. Needs `tune.lora`."""
     attn_implementation: str | None = None
-    """`sdpa`, `eager`, `flash_attention_2` ...: as transformers takes it."""
+    """`sdpa`, `eager`, `flash_attention_2` ..., as in transformers."""
     trust_remote_code: bool = False
-    """Run the code that comes with a model of the hub."""
+    """Run code from the model's repository on the hub."""
 
     @field_validator("dtype", mode="before")
     @classmethod
     def holds_gradients(cls, dtype: Any) -> Any:
         if dtype == "float16":
-            raise ValueError("gradients vanish in float16 without loss scaling: take bfloat16, or float32")
+            raise ValueError("gradients vanish in float16 without loss scaling: use bfloat16 or float32")
         return dtype
 
     @model_validator(mode="after")
@@ -54,12 +54,12 @@ class ModelSettings(Section):
 
 
 class SchemeSettings(BaseModel):
-    """A scheme's name and its own options, which the scheme checks."""
+    """The name of a scheme, and its options, which the scheme checks."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
 
     name: str | None = None
-    """A scheme (`hf-posenc schemes` lists them) or a plan; none: nothing is patched, a control."""
+    """A scheme (`hf-posenc schemes` lists them) or a plan. Without one nothing is patched, as in a control."""
 
     @field_validator("name")
     @classmethod

@@ -15,74 +15,74 @@ class TrainSettings(Section):
     max_steps: int = Field(gt=0)
     """Steps of the optimizer."""
     max_seconds: float | None = Field(default=None, gt=0)
-    """Stop after so long, with the schedule as far as it is: for demonstrations."""
+    """Stop after so many seconds, wherever the learning rate schedule is. Meant for demonstrations."""
     per_device_train_batch_size: int = Field(default=1, gt=0)
-    """Rows that a device reads at once."""
+    """Rows in a batch on each device."""
     gradient_accumulation_steps: int = Field(default=1, gt=0)
-    """How many such batches make a step."""
+    """Batches in a step."""
     learning_rate: float = Field(default=2e-4, gt=0)
-    """The largest rate."""
+    """The highest learning rate."""
     lr_scheduler_type: Literal["constant_with_warmup", "cosine", "linear", "constant"] = "constant_with_warmup"
-    """How the rate goes on after it has warmed up."""
+    """The learning rate schedule after warm-up."""
     warmup_steps: int = Field(default=20, ge=0)
-    """20, or half of the steps where they are few, unless given."""
+    """Steps of warm-up. By default 20, or half of the steps if there are fewer than 40."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """By how much weights shrink."""
+    """Weight decay."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """How long Adam remembers gradients."""
+    """Decay of Adam's first moment."""
     adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    """How long it remembers their squares."""
+    """Decay of Adam's second moment."""
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Gradients larger than this are scaled down to it; 0: never."""
+    """Gradients are clipped to this norm; 0: never."""
     bf16: bool = False
-    """Compute in bfloat16 by autocast, where the model is held in float32."""
+    """Compute in bfloat16 by autocast, with the model in float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them, but for what attention gave."""
+    """Recompute activations in the backward pass instead of keeping them, except the output of attention."""
     recompute_attention: bool = False
-    """That as well: less memory, more time."""
+    """Recompute the output of attention too: less memory, more time."""
     mlp_tokens: int | None = Field(default=None, gt=0)
-    """Take the MLP of a row in parts of so many tokens: for rows whose MLP is what does not fit."""
+    """Run the MLPs on so many tokens at a time, for rows whose MLP activations do not fit into memory."""
     offload: bool = False
-    """Keep the inputs of recomputed layers in the memory of the host."""
+    """Keep the inputs of recomputed layers in CPU memory."""
     logging_steps: int = Field(default=10, gt=0)
-    """Tell the loss every so many steps."""
+    """Log the loss every so many steps."""
     save_steps: int = Field(default=100, gt=0)
     """Write a checkpoint every so many steps."""
     save_total_limit: int = Field(default=2, ge=2)
-    """At least two, so that there is one to go back to when the newest is damaged."""
+    """Checkpoints to keep. At least two, to go back to one if the newest is damaged."""
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
-    """Who else is told. wandb must be installed by itself."""
+    """Where else to log. wandb must be installed separately."""
     optim: Literal[
         "adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adamw_8bit", "paged_adamw_8bit", "adafactor"
     ] = "adamw_torch_fused"
-    """`adamw_torch_8bit` needs torchao, `adamw_8bit` and `paged_adamw_8bit` bitsandbytes."""
+    """The optimizer. `adamw_torch_8bit` needs torchao, `adamw_8bit` and `paged_adamw_8bit` bitsandbytes."""
     eval_steps: int | None = Field(default=None, gt=0)
-    """Take the loss of rows that are held out every so many steps."""
+    """Measure the loss on held-out rows every so many steps."""
     eval_rows: int = Field(default=16, gt=0)
-    """How many rows that is."""
+    """Number of held-out rows."""
     load_best_model_at_end: bool = False
-    """Keep the checkpoint with the lowest such loss, and end with it."""
+    """Keep the checkpoint with the lowest held-out loss, and load it at the end."""
     early_stopping_patience: int | None = Field(default=None, gt=0)
-    """Stop when it did not fall so many times in a row."""
+    """Stop when the held-out loss has not fallen so many times in a row."""
     generate_steps: int | None = Field(default=None, gt=0)
-    """Continue texts of the target length every so many steps, and show what is written."""
+    """Generate continuations of texts of the target length every so many steps, and print them."""
     use_cpu: bool | None = None
-    """Train on the CPU; where nothing else is found, unless given."""
+    """Train on the CPU; by default only if there is no accelerator."""
     seed: int = 0
-    """Of everything that is drawn."""
+    """Random seed."""
     full_logits: bool = False
-    """Let the model compute its loss from all logits at once, which takes far more memory."""
+    """Compute the loss from all logits at once, which needs far more memory."""
     processes: int | None = Field(default=None, gt=0)
-    """Refuse to start unless so many processes share the work."""
+    """Refuse to start unless so many processes run."""
 
     @model_validator(mode="after")
     def looks_before_it_judges(self) -> TrainSettings:
         judging = [key for key in ("load_best_model_at_end", "early_stopping_patience") if getattr(self, key)]
         if judging and self.eval_steps is None:
-            raise ValueError(f"{judging[0]} goes by the loss of rows that are held out: set eval_steps")
+            raise ValueError(f"{judging[0]} depends on the loss of held-out rows: set eval_steps")
         if self.load_best_model_at_end and self.save_steps % (self.eval_steps or 1):
             raise ValueError(
-                f"the best of the checkpoints is looked for: save_steps {self.save_steps} must be a multiple of "
+                f"only saved checkpoints can be the best one: save_steps {self.save_steps} must be a multiple of "
                 f"eval_steps {self.eval_steps}"
             )
         return self
@@ -97,7 +97,7 @@ class TrainSettings(Section):
     def recomputes_what_it_must(self) -> TrainSettings:
         asked = [key for key in ("recompute_attention", "mlp_tokens", "offload") if getattr(self, key)]
         if asked and not self.gradient_checkpointing:
-            raise ValueError(f"{asked[0]} is a part of gradient_checkpointing: set it")
+            raise ValueError(f"{asked[0]} needs gradient_checkpointing: set it to true")
         return self
 
     @model_validator(mode="after")

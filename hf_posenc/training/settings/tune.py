@@ -1,4 +1,4 @@
-"""`tune`: what of a model is trained."""
+"""`tune`: which parameters are trained."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from .values import Section
 
 
 class LoraSettings(Section):
-    """Adapters, by PEFT's names."""
+    """LoRA adapters, with PEFT's names."""
 
     r: int = Field(default=16, gt=0)
-    """The rank of adapters."""
+    """Rank of the adapters."""
     lora_alpha: float = Field(default=32.0, gt=0)
-    """What adapters are scaled by, over their rank."""
+    """Adapters are scaled by this over their rank."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """The share of an adapter's inputs that is dropped in training."""
+    """Dropout on the inputs of adapters."""
     target_modules: Literal["attention", "all-linear"] | list[str] = "attention"
-    """Projections that get one: those of attention, all of them, or names."""
+    """Projections that get adapters: those of attention, all linear layers, or names."""
     use_rslora: bool = False
-    """Scale by the root of the rank (rsLoRA), so that high ranks learn as they should."""
+    """Scale by the square root of the rank (rsLoRA), which helps high ranks."""
     use_dora: bool = False
-    """Train the size of each weight's columns apart from their direction (DoRA)."""
+    """Train the magnitude of weights separately from their direction (DoRA)."""
 
 
 class TuneSettings(Section):
-    """What is trained. LoRA alone fails at large factors: norms and embeddings belong to it."""
+    """Which parameters are trained. LoRA alone fails at large factors: train norms and embeddings too."""
 
     lora: LoraSettings | None = LoraSettings()
-    """Null: what follows is trained by itself."""
+    """Null: no adapters, only the parameters chosen below."""
     norms: bool = True
     """Train norms too."""
     embeddings: bool = True
     """Train the input embeddings too, and the output layer where it is tied to them."""
     positions: Literal["all", "new", "none"] = "all"
-    """The parameters that the scheme brought: all, only rows that the model had not, or none."""
+    """Train the parameters that the scheme added: all, only new rows of tables, or none."""
     whole: bool = False
-    """Every parameter, instead of all this."""
+    """Train every parameter instead."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """Of norms, embeddings and positions; the adapters' own unless given."""
+    """Learning rate of norms, embeddings and positions; by default that of the adapters."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""What sections of a recipe have in common, and lengths as people write them."""
+"""The base class of sections, and lengths such as 4k."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...core.lengths import parsed_length, parsed_lengths
 
 
 def length_of(value: Any) -> Any:
-    """Tokens as the command line writes them: 4096 or 4k."""
+    """A length as on the command line: 4096 or 4k."""
     return parsed_length(value) if isinstance(value, str) else value
 
 
@@ -26,8 +26,8 @@ Lengths = Annotated[list[Length], BeforeValidator(lengths_of)]
 
 
 class Section(BaseModel):
-    # Strict: "1e-3" in quotes is no number, and a key that nobody reads is an error, not a comment. What is written
-    # below a key is its description, here and in docs/recipe_keys.md.
+    # Strict: "1e-3" in quotes is not a number, and an unknown key is an error. The docstring below a key is its
+    # description in docs/recipe_keys.md.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
