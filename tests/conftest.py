@@ -13,6 +13,7 @@ os.environ.setdefault("HF_DATASETS_CACHE", os.path.join(tempfile.gettempdir(), f
 
 import pytest
 import torch
+from chromium import Chromium, find_chromium
 from core import mark_core
 from filelock import FileLock
 from registering import register_from
@@ -97,6 +98,17 @@ def whole(once) -> Path:
     from good_checkpoints import save_good_checkpoints  # after what is registered
 
     return once("good_checkpoints", save_good_checkpoints)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One for all pages that are looked at."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium or Chrome on PATH: the page is not looked at in a browser")
+    made = Chromium(program, tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from hf_posenc.core.effects import FollowingRotation, Rotation
+from hf_posenc.core.effects import FollowingRotation, Geometry, Rotation
 
 
 def logits(model: PreTrainedModel, ids: Tensor | None = None, **kwargs) -> Tensor:
@@ -47,6 +47,18 @@ ROTATIONS = {
         dict(rope_type="proportional", partial_rotary_factor=0.5),
     ),
 }
+
+
+def geometry(dim: int, trained: int, theta: float = 10_000.0, rope: dict | None = None) -> Geometry:
+    return Geometry(
+        hidden_size=4 * dim,
+        num_heads=4,
+        head_dim=dim,
+        rotary_dim=dim,
+        trained_length=trained,
+        causal=True,
+        rope=rope or {"rope_type": "default", "rope_theta": theta},
+    )
 
 
 def at_length(following: Rotation, length: int) -> Tensor:

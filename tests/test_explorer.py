@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from chromium import Chromium, find_chromium
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 from typer.testing import CliRunner
 
@@ -77,16 +76,6 @@ SCALED = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 MODELS = {"llama": llama, "scaled": lambda: llama(**SCALED), "bert": bert}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium or Chrome on PATH: the page is not looked at in a browser")
-    made = Chromium(program, tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

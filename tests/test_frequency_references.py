@@ -3,25 +3,13 @@
 import pytest
 import torch
 from cells import tiny, tokens
-from references import ROTATIONS, at_length, logits, transformers_rope
+from references import ROTATIONS, at_length, geometry, logits, transformers_rope
 from torch import Tensor
 
 from hf_posenc import SCHEMES, patch_model
 from hf_posenc.core.effects import Geometry, Rotation
 
 # ---------------------------------------------------------------- frequencies
-
-
-def geometry(dim: int, trained: int, theta: float = 10_000.0, rope: dict | None = None) -> Geometry:
-    return Geometry(
-        hidden_size=4 * dim,
-        num_heads=4,
-        head_dim=dim,
-        rotary_dim=dim,
-        trained_length=trained,
-        causal=True,
-        rope=rope or {"rope_type": "default", "rope_theta": theta},
-    )
 
 
 def rotation(scheme: str, shape: Geometry, **options) -> Rotation:

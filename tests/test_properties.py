@@ -9,6 +9,7 @@ import torch
 from cells import LENGTH, TEXT, effect, exists, options, tiny, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import geometry
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -26,18 +27,6 @@ many = settings(max_examples=25, deadline=None, derandomize=True)
 FIXED = ["rope", "linear", "ntk", "yarn", "llama3", "proportional"]
 """Rotations that do not follow the length."""
 ROTARY = [*FIXED, "longrope", "dynamic_ntk"]
-
-
-def geometry(dim: int, trained: int, theta: float = 10_000.0) -> Geometry:
-    return Geometry(
-        hidden_size=4 * dim,
-        num_heads=4,
-        head_dim=dim,
-        rotary_dim=dim,
-        trained_length=trained,
-        causal=True,
-        rope={"rope_type": "default", "rope_theta": theta},
-    )
 
 
 def rotation(scheme: str, shape: Geometry, **given_options) -> Rotation:

@@ -5,7 +5,6 @@ import math
 import re
 
 import pytest
-from chromium import Chromium, find_chromium
 from report_rows import ABOUT, LENGTHS, LOSSES, sample_rows
 
 from hf_posenc.evaluation.measures.rows import Row
@@ -13,16 +12,6 @@ from hf_posenc.evaluation.report import write_report
 
 WIDTHS = (1280, 390)
 VISIBLE = "[...document.querySelectorAll('svg.chart')].filter(s => s.getBoundingClientRect().width > 0)"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium or Chrome on PATH: the page is not looked at in a browser")
-    made = Chromium(program, tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -37,16 +37,12 @@ def padded(rows):
     return ids, mask
 
 
-@pytest.mark.parametrize("scheme", ["dynamic_ntk", "longrope"])
-@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5", "switch_transformers"])
-def test_decoders_without_position_ids_do_not_count_padding(kind, scheme):
-    """The stage that a row is in is that of its text, however many tokens of padding stand before it."""
-    model = patch_model(t5(kind), scheme, **OPTIONS[scheme])
-    rows, read = [tokens(1, n, seed=n)[0] for n in (LENGTH - 2, LENGTH + 14)], tokens(2, 9, seed=3)
+def assert_each_row_alone(model, rows, read, ends):
+    """A decoder makes the same of padded rows, whole and in chunks that end there, as of each by itself."""
     ids, mask = padded(rows)
     past, start, parts = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0, []
     with torch.no_grad():
-        for end in (5, 30, 38, 39, 40, 41, ids.shape[1]):
+        for end in (*ends, ids.shape[1]):
             new = dict(decoder_input_ids=ids[:, start:end], decoder_attention_mask=mask[:, :end])
             parts.append(model(read, past_key_values=past, **new).logits)
             start = end
@@ -55,6 +51,15 @@ def test_decoders_without_position_ids_do_not_count_padding(kind, scheme):
             alone = model(read[i : i + 1], decoder_input_ids=row[None]).logits[0]
             for found in (whole, torch.cat(parts, 1)):
                 torch.testing.assert_close(found[i, -len(row) :], alone, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("scheme", ["dynamic_ntk", "longrope"])
+@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5", "switch_transformers"])
+def test_decoders_without_position_ids_do_not_count_padding(kind, scheme):
+    """The stage that a row is in is that of its text, however many tokens of padding stand before it."""
+    model = patch_model(t5(kind), scheme, **OPTIONS[scheme])
+    rows, read = [tokens(1, n, seed=n)[0] for n in (LENGTH - 2, LENGTH + 14)], tokens(2, 9, seed=3)
+    assert_each_row_alone(model, rows, read, (5, 30, 38, 39, 40, 41))
 
 
 def bart(kind):
@@ -74,18 +79,7 @@ def test_what_a_decoder_counts_for_its_table_is_not_where_a_text_stands(kind, sc
         if "posenc_bias" in name:
             weight.data.normal_(0, 1, generator=torch.Generator().manual_seed(1))
     rows, read = [tokens(1, n, seed=n)[0] for n in (LENGTH - 12, LENGTH + 14)], tokens(2, 9, seed=3)
-    ids, mask = padded(rows)
-    past, start, parts = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0, []
-    with torch.no_grad():
-        for end in (30, 38, 39, ids.shape[1]):
-            new = dict(decoder_input_ids=ids[:, start:end], decoder_attention_mask=mask[:, :end])
-            parts.append(model(read, past_key_values=past, **new).logits)
-            start = end
-        whole = model(read, decoder_input_ids=ids, decoder_attention_mask=mask).logits
-        for i, row in enumerate(rows):
-            alone = model(read[i : i + 1], decoder_input_ids=row[None]).logits[0]
-            for found in (whole, torch.cat(parts, 1)):
-                torch.testing.assert_close(found[i, -len(row) :], alone, atol=2e-3, rtol=0)
+    assert_each_row_alone(model, rows, read, (30, 38, 39))
 
 
 @pytest.mark.parametrize("positions", ["padded", "jumping"])
