@@ -10,10 +10,11 @@ from .lazy import lazy_names
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .checkpoints.load import load, save
+    from .checkpoints.load import load
     from .checkpoints.merge import merge
     from .checkpoints.on_disk import describe_checkpoint, patch_checkpoint
     from .checkpoints.reseal import reseal
+    from .checkpoints.save import save
     from .errors import MissingPackage, PosencError, UnsupportedCell, UnsupportedModel, UntrainedWarning
     from .families import Family, register_family
     from .patching.checks import check_model

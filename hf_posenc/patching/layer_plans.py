@@ -101,7 +101,8 @@ def check_parts(
         if still:
             raise UnsupportedCell(
                 f"Layers {_join_numbers(still)}, of {group.name!r}, are not rotated by this "
-                f"{stack.config.model_type!r} model's own code, and the plan would rotate them. Leave them out, or give them 'none'."
+                f"{stack.config.model_type!r} model's own code, and the plan would rotate them. Leave them out, "
+                "or give them 'none'."
             )
 
 
