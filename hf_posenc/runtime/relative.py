@@ -1,8 +1,8 @@
 """Attention with relative terms that look at content: exact, in blocks of queries.
 
 Whole texts without training are left to a kernel (`relative_texts.py`); every other call is here. A block holds scores
-for the keys that its queries can see. In training it is computed again for its gradient, so that nothing of the size of
-all pairs stays in memory.
+for the keys that its queries can see. In training it is computed again for its gradient, so that nothing of the size
+of all pairs stays in memory.
 """
 
 from __future__ import annotations
