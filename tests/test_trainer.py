@@ -121,9 +121,7 @@ def test_adapters_and_the_rest_learn_at_their_own_rates(tmp_path):
     assert sum(len(g["params"]) for g in optimizer.param_groups) == sum(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "world, processes, said", [(2, None, "each knows of 1"), (1, 2, "1 are running")]
-)
+@pytest.mark.parametrize("world, processes, said", [(2, None, "each knows of 1"), (1, 2, "1 are running")])
 def test_a_launch_that_is_not_what_it_seems_is_refused(tmp_path, world, processes, said):
     with pytest.raises(PosencError, match=said):
         refuse_other_launch(settings(tmp_path, processes=processes), 1, world)
