@@ -238,7 +238,7 @@ def test_no_config_ends_it(tmp_path_factory, odd, kind):
     try:
         assert doctor(folder / "serve.json").code in (0, 1)
     except PosencError as error:
-        assert "none of the things that are read here" in str(error)
+        assert "is not a checkpoint's or adapter's folder" in str(error)
 
 
 def test_records_are_not_a_servers_matter(saved, tmp_path):  # noqa: F811

@@ -339,7 +339,7 @@ def test_reseal_on_the_command_line(tmp_path):
     shutil.copytree(OLD / "llama_dca", tmp_path / "a")
     run = CliRunner().invoke
     assert "is sealed now" in run(app, ["reseal", str(tmp_path / "a")]).output
-    assert "needs nothing" in run(app, ["reseal", str(tmp_path / "a")]).output
+    assert "is left as it is" in run(app, ["reseal", str(tmp_path / "a")]).output
     for wrong in (str(OLD / "llama"), str(tmp_path / "nowhere"), "gpt2"):
         assert run(app, ["reseal", wrong]).exit_code == 2
 

@@ -1,1 +1,1 @@
-"""The explorer: one page on which a scheme is chosen with sliders, and seen at work on a model's own numbers."""
+"""The explorer: a page to try schemes with sliders on the sizes of a model."""

@@ -1,4 +1,4 @@
-"""What can be moved on the explorer's page: a control for each option of a scheme that changes a picture."""
+"""The controls of the explorer's page: one for each option of a scheme that changes a picture."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Bound = float | Callable[[int], float]
-"""A number, or what makes one of the trained length."""
+"""A number, or a function of the trained length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """A slider (`low` to `high`), a choice or a switch. Without a default the scheme derives one."""
+    """A slider (`low` to `high`), a choice or a switch. If there is no default, the scheme computes one."""
 
     name: str
     low: Bound = 0.0
@@ -21,11 +21,11 @@ class Control:
     whole: bool = False
     choices: tuple[str, ...] = ()
     word: str | None = None
-    """A word that the option takes instead of a number."""
+    """A word that the option accepts instead of a number."""
     switch: bool = False
 
     def on(self, trained: int, default: Any) -> dict[str, Any]:
-        """The control of a model that was trained at this length, as the page reads it."""
+        """The control for a trained length, in the form that the page reads."""
         low, high = (bound(trained) if callable(bound) else bound for bound in (self.low, self.high))
         return {**asdict(self), "low": low, "high": max(low, high), "default": default}
 

@@ -1,4 +1,4 @@
-"""What the page is told of a model: its numbers, and for each scheme where it starts from. It computes the rest."""
+"""The data of the page: the sizes of a model, and the initial values of each scheme. The page computes the rest."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ..schemes.t5 import BucketBias
 from .controls import CONTROLS, GROUPS
 
 TIMES = 4.0
-"""The factor that the page opens with."""
+"""The initial factor."""
 CHANNELS = 64
-"""Of a table, as many as are drawn."""
+"""How many channels of a table are drawn."""
 COUNTED = ("hidden_size", "num_heads", "head_dim", "rotary_dim", "trained_length", "causal", "layers")
 
 
 def explorer_data(model: PreTrainedModel, path: str) -> dict[str, Any]:
-    """Everything that the page needs to know, as JSON can hold it. The model is looked at, not changed."""
+    """Everything that the page needs, as JSON values. The model is not changed."""
     if is_patched(model):
         raise PosencError("The explorer starts from a model's own positions, and this one is patched: unpatch it.")
     where = places(model)
@@ -57,7 +57,7 @@ def explorer_data(model: PreTrainedModel, path: str) -> dict[str, Any]:
 
 
 def scheme_data(where: Places, name: str) -> dict[str, Any]:
-    """Where a scheme starts from on this model, or why it is refused."""
+    """The initial values of a scheme on this model, or why it is refused."""
     cls = SCHEMES[name]
     about = {"summary": cls.summary, "trains": needs_training(cls, where.family)}
     try:
@@ -84,7 +84,7 @@ def _sample(cls: type[Scheme]) -> Scheme:
 
 
 def _rope(geometry: Geometry, family: Family) -> dict[str, Any]:
-    """The frequencies that rescalings start from; the page computes those of plain RoPE by itself."""
+    """The frequencies before rescaling; the page computes those of plain RoPE itself."""
     inv_freq, scaling = base_frequencies(geometry) if geometry.rotary_dim % 2 == 0 else ((), 1.0)
     rope: Mapping[str, Any] = geometry.rope or {}
     return {
@@ -97,7 +97,7 @@ def _rope(geometry: Geometry, family: Family) -> dict[str, Any]:
 
 
 def _starts(name: str, geometry: Geometry) -> dict[str, Any]:
-    """What schemes draw at random before training, which a page cannot draw alike."""
+    """Random initial parameters of schemes, which the page cannot reproduce."""
     heads = geometry.num_heads
     if name == "t5":
         bias = BucketBias(heads, 32, 128, not geometry.causal, geometry.hidden_size**-0.5, 0)
@@ -114,5 +114,5 @@ def _starts(name: str, geometry: Geometry) -> dict[str, Any]:
 
 
 def as_script(data: Mapping[str, Any]) -> str:
-    """JSON that can stand inside a page: nothing in it ends the script."""
+    """JSON escaped so that it cannot end the script element."""
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""The explorer as one HTML file that needs nothing else."""
+"""The explorer as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SIZES = {"hidden_size": "hidden size", "num_heads": "heads", "rotary_dim": "rota
 
 
 def explorer_of(path: str) -> str:
-    """The page of a checkpoint: a folder, a hub name, or `tiny`. Its config is read, its weights are not."""
+    """The page of a checkpoint: a folder, a hub name, or `tiny`. Only its config is read."""
     return explorer_page(model_of_config(config_of(model_path(path))), path)
 
 
 def explorer_page(model: Any, path: str) -> str:
-    """The page of a live model; `path` is how commands on it name the model."""
+    """The page of a live model; `path` names it in commands."""
     data = explorer_data(model, path)
     files = resources.files(__package__)
     template, formulas, view = (

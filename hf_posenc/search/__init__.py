@@ -1,4 +1,4 @@
-"""The best positions for one's own model, length and text: searched for, or recommended."""
+"""Search for the best factors or options of a scheme, or recommend a scheme."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How much a search may try."""
+"""The size of a search."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..errors import PosencError
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Sizes of an evolution. LongRoPE's own are a population of 64, 32 parents and 40 rounds."""
+    """Sizes of an evolutionary search. LongRoPE uses a population of 64, 32 parents and 40 rounds."""
 
     population: int = 16
-    """Candidates that are new in each round."""
+    """New candidates in each round."""
     parents: int = 6
-    """The best so far, which the next round is made of."""
+    """The best candidates so far, from which the next round is made."""
     rounds: int = 8
     samples: int = 16
-    """Windows or needles that guide the search; a candidate must prove itself on a few before it is read on all."""
+    """Windows or needles that guide the search. Candidates that are bad on a few are not measured on all."""
     held_out: int = 24
-    """Those that judge what was found, of text that the search never saw."""
+    """Windows or needles that judge the result, from text that the search never saw."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -35,5 +35,5 @@ class Budget:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """How many samples a candidate is read on, before the worse half is dropped each time."""
+        """The numbers of samples after which the worse half of the candidates is dropped."""
         return tuple(sorted({max(1, self.samples // 4), max(1, self.samples // 2), self.samples}))

@@ -1,4 +1,4 @@
-"""Candidates in a live model, one after another, without anything built or loaded anew."""
+"""Put one candidate after another into a live model, without building or loading it again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..patching.patch_state import is_patched, unwrap_model
 from ..schemes import Scheme
 
 CHANGING = ("dynamic", "longrope")
-"""Kinds of RoPE whose module writes its own frequencies anew while it runs."""
+"""Types of RoPE whose module changes its frequencies while it runs."""
 
 
 def geometry_of(model: Any, scheme: Scheme) -> Geometry:
-    """The numbers of a model that a search computes with. All its layers must share one RoPE."""
+    """The sizes of a model. All its layers must share one RoPE."""
     where = _where(model)
     found = list(measure(where, scheme, "extend", None).values())
     if len(found) != 1:
@@ -39,7 +39,7 @@ def _where(model: Any) -> Places:
 
 
 class LiveRope:
-    """The frequencies of a live model, written over in place and put back at the end."""
+    """Overwrites the frequencies of a live model in place, and restores them."""
 
     def __init__(self, model: Any):
         where = _where(model)
@@ -59,7 +59,7 @@ class LiveRope:
 
     @contextmanager
     def holding(self, factors: tuple[float, ...], attention: float) -> Iterator[None]:
-        """The model with each pair slowed by its factor, and as it was afterwards."""
+        """The model with each pair slowed by its factor, within a `with` block."""
         try:
             self._write(factors, attention)
             yield
@@ -80,7 +80,7 @@ class LiveRope:
 
 @contextmanager
 def scheme_in(model: Any, scheme: Scheme) -> Iterator[None]:
-    """The model under a scheme, and as it was afterwards."""
+    """The model with a scheme, within a `with` block."""
     patch_model(model, scheme, existing="extend")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Evolution with early ends: candidates that are clearly worse on a few samples are not read on more."""
+"""Evolutionary search. Candidates that are clearly worse on a few samples are not measured on more."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .budget import Budget
 from .spaces import Genes, Space
 
 Judge = Callable[[Sequence[Genes], int], list[list[float]]]
-"""The losses of each candidate on the first so many samples; infinite where it cannot be read."""
+"""The losses of each candidate on the first so many samples; infinite if it cannot be measured."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Where the search stood after a round."""
+    """The state of the search after a round."""
 
     tried: int
-    """Candidates so far."""
+    """Number of candidates so far."""
     read: int
-    """Samples that they were read on."""
+    """Number of samples measured so far."""
     best: float
     genes: Genes
 
@@ -29,7 +29,7 @@ class Round:
 def evolve(
     space: Space, judge: Judge, budget: Budget, seed: int, tell: Callable[[Round], object] = lambda _: None
 ) -> list[Round]:
-    """The rounds of a search; the last has the best candidate. The starts are round 0, read on every sample."""
+    """Run a search; the last round has the best candidate. Round 0 are the starts, measured on every sample."""
     rng = random.Random(seed)
     known: dict[Genes, list[float]] = {}
     starts = list(dict.fromkeys(space.starts().values()))
@@ -41,7 +41,7 @@ def evolve(
     for _ in range(budget.rounds):
         children = _children(space, _best(known, budget.parents), budget.population, seen, rng)
         if not children:
-            break  # the space has nothing else
+            break  # there are no other candidates
         seen.update(children)
         tried += len(children)
         survivors, done = children, 0
@@ -59,7 +59,7 @@ def evolve(
 
 
 def mean(losses: Sequence[float]) -> float:
-    """Of what is no number, infinity: it cannot win."""
+    """The mean; infinite if a loss is not finite."""
     total = math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.inf
     return total
 
@@ -76,7 +76,7 @@ def _best(known: dict[Genes, list[float]], count: int) -> list[Genes]:
 def _promising(
     found: dict[Genes, list[float]], known: dict[Genes, list[float]], rung: int, parents: int
 ) -> list[Genes]:
-    """The better half, without those that the worst parent beats on the same samples by far."""
+    """The better half, without those that are far worse than the worst parent on the same samples."""
     ranked = sorted(found, key=lambda genes: (mean(found[genes]), genes))
     half = ranked[: max(1, (len(ranked) + 1) // 2)]
     worst = mean(known[_best(known, parents)[-1]][:rung])
@@ -87,7 +87,7 @@ def _promising(
 
 
 def _children(space: Space, parents: list[Genes], count: int, seen: set[Genes], rng: random.Random) -> list[Genes]:
-    """Half of them one parent changed a little, half two parents mixed; none that was tried before."""
+    """New candidates: half are a changed parent, half a mix of two. None was tried before."""
     found: list[Genes] = []
     for attempt in range(20 * count):
         if len(found) == count:

@@ -1,4 +1,4 @@
-"""The page of a search: how it went, what it found beside what was known, and what it is worth."""
+"""The page of a search: its progress, the result beside published maps, and losses on held-out text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOX = Box(left=56, right=WIDE - 16, top=16, bottom=HIGH - 40)
 
 
 def page(found: Found, command: str) -> str:
-    """The whole HTML; it fetches nothing."""
+    """The whole page as HTML, which needs no network."""
     template = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         sentence=escape(found.sentence),
@@ -39,7 +39,7 @@ def _course(found: Found) -> str:
 
 
 def _factors(found: Found) -> str:
-    """Factors are drawn where the search was over them: an attention factor stands before them."""
+    """A chart of factors, if the search was over them. The first gene is the attention factor."""
     curves = {"searched": [(float(i), f) for i, f in enumerate(found.genes[1:])]}
     return _chart(
         "How much each pair of channels is slowed",
@@ -81,7 +81,7 @@ def _chart(title: str, desc: str, curves: Mapping[str, Sequence[tuple[float, flo
 
 
 def task_title(task: str) -> str:
-    """What a column of losses is of."""
+    """The title of a column of losses."""
     return "loss" if task == READ else "loss of needles' answers"
 
 

@@ -111,7 +111,7 @@ def recommend(
 def _fitting_options(
     model: Any, target: int, trained: int, serve: str | None, training: bool
 ) -> tuple[list[Option], dict[str, str]]:
-    """The rules that fit, each tried on the model itself, and why others do not."""
+    """The rules that fit, each tried on the model itself, and the reasons against others."""
     where = places(model)
     own = where.family.positions.split(" or ")[0]
     found: list[Option] = []
@@ -140,7 +140,7 @@ def needs_training_for(rule: Rule, where: Any) -> bool:
 
 
 def _try_rule(model: Any, rule: Rule, target: int, serve: str | None, untrained: bool) -> Option:
-    """What a patch by a rule would be, and who could serve it."""
+    """The option that a rule gives: its grade, and whether the runtime could serve it."""
     where, scheme = (
         places_to_patch(model),
         SCHEMES[rule.scheme].from_options({"target_length": target, **rule.options}),
@@ -160,7 +160,7 @@ def _try_rule(model: Any, rule: Rule, target: int, serve: str | None, untrained:
 
 
 def _runtime_verdict(runtime: str, architecture: str, kind: str, keys: set[str]) -> str:
-    """The better of what a runtime makes of the checkpoint and of an export."""
+    """The verdict of a runtime: the better one of checkpoint and export."""
     found = [look_up(runtime, way, architecture, kind, keys) for way in ("checkpoint", "export")]
     said = [f"{entry}{', by `hf-posenc export`' if entry.way == 'export' else ''}" for entry in found if entry]
     right = [each for each in said if each.startswith("right")]
@@ -195,10 +195,10 @@ def _measure(
 
 
 def _seconds_of_a_window(model: Any, tokenizer: Any, documents: Sequence[Document], target: int) -> float:
-    """What the model takes to read one, the second time."""
+    """Seconds for one window, measured on the second pass."""
     long = [document for document in documents if len(document.ids) >= target]
     samples = text_samples(long[:1], target, 1, bos_of(tokenizer, None))
-    if not samples:  # which measuring will refuse, with what is needed
+    if not samples:  # the measurement will refuse it, with what is needed
         return 0.0
     sample_losses(model, samples)
     begun = time.monotonic()
@@ -207,7 +207,7 @@ def _seconds_of_a_window(model: Any, tokenizer: Any, documents: Sequence[Documen
 
 
 def _verdict(options: list[Option], rows: list[Row], target: int, trained: int) -> tuple[Rule, str]:
-    """The rule to go on with, and one sentence that is no stronger than its evidence."""
+    """The recommended rule, and a sentence that says how strong the evidence is."""
     how_far = f"{target} tokens ({target / trained:.3g} times the trained {trained})"
     at = [s for s in standings(rows) if s.length == target and s.scheme != "unpatched"]
     if not at:

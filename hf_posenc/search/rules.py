@@ -1,4 +1,4 @@
-"""Which scheme to take, as data: each rule with where it comes from. Printed in the docs as "choose a scheme"."""
+"""Rules for choosing a scheme, with their sources. The docs print them as "choose a scheme"."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ MEASURED = "measured here on stories15M and `tiny` (docs/evaluation.md)"
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One answer to "which scheme", and when it holds."""
+    """A scheme, and when to use it."""
 
     scheme: str
     options: dict[str, Any]
     own: str
-    """The kind of positions that the model has: RoPE, table or bias, as families say."""
+    """The model's own kind of positions: RoPE, table or bias."""
     factors: tuple[float, float]
-    """From how many to how many times the trained length."""
+    """The range of target lengths, as multiples of the trained length."""
     trains: bool
-    """Whether it is meant for a model that will be trained on."""
+    """Whether the model must be trained with it."""
     why: str
     source: str
 

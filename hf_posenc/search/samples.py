@@ -1,4 +1,4 @@
-"""What candidates are read on: windows of text, or needles whose answers alone are scored; and what judges them."""
+"""The samples that guide and judge a search: windows of text, or needles with only their answers scored."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ..evaluation.measures.texts import Document, spread_windows, window_ids
 FITNESSES = ("loss", "needles")
 NEEDLES = ("passkey", "multikey")
 UNSEEN = 500_000
-"""Added to a seed, so that the needles that judge a search are not those that guide it."""
+"""Added to the seed of the needles that judge a search, which must differ from those that guide it."""
 SCORED = 64
 GUIDING = 0.6
-"""The share of each text that guides the search; what follows judges it."""
+"""The share of each text that guides the search; the rest judges it."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens, of which the last `scored` count."""
+    """Tokens, of which the last `scored` are scored."""
 
     ids: Tensor
     scored: int
 
 
 def split(documents: Sequence[Document], needed: int) -> tuple[list[Document], list[Document]]:
-    """The first part of every text, and the rest; no token is in both. Texts too short for that are refused."""
+    """Split every text into a guiding and a judging part. Too short texts are refused."""
     guiding: list[Document] = []
     judging: list[Document] = []
     for document in documents:
@@ -55,7 +55,7 @@ def split(documents: Sequence[Document], needed: int) -> tuple[list[Document], l
 
 
 def text_samples(documents: Sequence[Document], length: int, count: int, bos: int | None) -> list[Sample]:
-    """Windows spread over the texts, the end of each scored; as many as there is room for, up to `count`."""
+    """Windows spread over the texts with their ends scored: `count`, or as many as fit."""
     size = length - (bos is not None)
     scored = min(SCORED, size - 1)
     rooms = [1 + (len(document.ids) - size) // scored for document in documents]
@@ -68,7 +68,7 @@ def text_samples(documents: Sequence[Document], length: int, count: int, bos: in
 
 
 def shares(rooms: Sequence[int], count: int) -> list[int]:
-    """How many of so many windows each text gives: one after another in turns, as long as it has room."""
+    """How many of `count` windows each text gets, in turns, as long as it has room."""
     found = [0] * len(rooms)
     for turn in range(max(rooms, default=0)):
         for index, room in enumerate(rooms):
@@ -78,19 +78,19 @@ def shares(rooms: Sequence[int], count: int) -> list[int]:
 
 
 def needle_samples(tokenizer: Any, length: int, count: int, seed: int) -> list[Sample]:
-    """Prompts that hide a number, with the answer behind them: only that is scored, as LongRoPE2 does."""
+    """Prompts that hide a number, followed by the answer, which alone is scored, as in LongRoPE2."""
     found: list[Sample] = []
     each = math.ceil(count / (5 * len(NEEDLES)))
     for task in NEEDLES:
         for trial in trials(task, length, tokenizer, Retrieval(trials=each, seed=seed)):
             answer = tokenizer(trial.answers[0], add_special_tokens=False)["input_ids"]
             found.append(Sample(torch.tensor([*trial.ids, *answer]), len(answer)))
-    step = len(found) / count  # of all tasks and depths, not of the first
+    step = len(found) / count  # spread over all tasks and depths
     return [found[int(i * step)] for i in range(count)]
 
 
 def sample_losses(model: Any, samples: Sequence[Sample]) -> list[float]:
-    """The mean loss of each sample; infinite where the model makes no number of it."""
+    """The mean loss of each sample; infinite if it is not finite."""
     losses = [math.inf] * len(samples)
 
     def shape(index: int) -> tuple[int, int]:

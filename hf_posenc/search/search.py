@@ -1,4 +1,4 @@
-"""`search`: the factors or options that read a target length best, on text that did not guide the search."""
+"""`search`: find the factors or options with the lowest loss at a target length."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ FACTORS = "longrope"
 """The scheme that takes a factor for each pair."""
 UNPATCHED = "unpatched"
 READ = "perplexity"
-"""The task of rows that tell a loss of text."""
+"""The task of rows with the loss of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     scheme: Scheme
-    """What to patch with: the best candidate, or the start where nothing better was found."""
+    """The scheme to patch with: the best candidate, or the start if nothing better was found."""
     genes: Genes
     start: str
-    """The best of what was known before."""
+    """The best of the starts."""
     improved: bool
-    """Whether error bars carry that the result is better than the start, on text that the search never saw."""
+    """Whether the result is significantly better than the start on text that the search never saw."""
     known: dict[str, Genes] = field(repr=False)
-    """The published maps that a search over factors began with; {} for a search over options."""
+    """The published maps that a search over factors started with; {} for a search over options."""
     rounds: list[Round] = field(repr=False)
     rows: list[Row] = field(repr=False)
-    """The loss of each map on that text, at the target and at the trained length; and of the answers of needles that
-    the search never saw, where needles guided it."""
+    """The loss of each map on that text, at the target and the trained length. If needles guided the search, also the
+    loss of the answers of other needles."""
     sentence: str
 
     def value(self, scheme: str, length: int, task: str = READ) -> Row:
@@ -57,7 +57,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Everything that a search was asked for."""
+    """Everything that a search needs."""
 
     model: Any
     tokenizer: Any
@@ -71,10 +71,10 @@ class Setup:
     trained: int
     space: Space
     trying: Callable[[Genes], AbstractContextManager[None]]
-    """The model as a candidate would have it, for as long as it is looked at."""
+    """The model with a candidate, within a `with` block."""
 
     def options(self) -> dict[str, Any]:
-        """What makes a search the same search."""
+        """What identifies a search, for resuming it."""
         return {
             "search": self.start.name,
             "start": self.start.options(),
@@ -100,12 +100,12 @@ def search(
     out: Any = None,
     tell: Callable[[Round], object] = lambda _: None,
 ) -> Found:
-    """Search for what lets a model read `target_length` tokens best; the model ends as it came.
+    """Search for the lowest loss at `target_length`. The model is unpatched afterwards.
 
     `longrope` searches a factor for each pair, any other scheme the options that it and its temperature declare ranges
-    for. `fitness` is the loss of the end of windows (`loss`) or of the answers of needles (`needles`), and
-    `short_weight` times the loss at the trained length beside it. Texts are split: the part that guides the search
-    never judges it. With `out`, a JSONL file, a search that was stopped goes on where it was.
+    for. `fitness` is the loss at the end of windows (`loss`) or of the answers of needles (`needles`), plus
+    `short_weight` times the loss at the trained length. Texts are split into a part that guides the search and a
+    part that judges it. With `out`, a JSONL file, an interrupted search resumes.
     """
     setup = _setup(model, tokenizer, documents, target_length, scheme, fitness, short_weight, budget or Budget(), seed)
     guiding, judging = split(documents, target_length)
@@ -135,7 +135,7 @@ def _setup(
     budget: Budget,
     seed: int,
 ) -> Setup:
-    """What was asked for, checked before anything slow begins."""
+    """Check the arguments before anything slow starts."""
     if fitness not in FITNESSES:
         raise PosencError(f"Unknown fitness {fitness!r}.{suggestion(fitness, list(FITNESSES))}")
     if not math.isfinite(short_weight) or short_weight < 0:
@@ -147,13 +147,13 @@ def _setup(
         start = replace(start, target_length=target)
     if start.name == FACTORS and start.temperature is not None:
         raise PosencError(
-            "A search over factors has a factor on attention of its own: leave temperature out, or search the options "
-            "of another scheme with it."
+            "A search over factors includes an attention factor: leave temperature out, or search the options of "
+            "another scheme with it."
         )
     geometry = geometry_of(model, start)
     if target <= geometry.trained_length:
         raise PosencError(
-            f"A target of {target} tokens is no longer than the trained length, {geometry.trained_length}: there is "
+            f"A target of {target} tokens is not longer than the trained length, {geometry.trained_length}: there is "
             "nothing to extend. Give a longer target_length."
         )
     space: Space = FactorSpace(geometry, target) if start.name == FACTORS else option_space(start, geometry)
@@ -170,7 +170,7 @@ def _setup(
 
 
 def _samples(setup: Setup, guiding: Sequence[Document], bos: int | None) -> list[tuple[Sample, Sample | None]]:
-    """Pairs of what is read at the target and, where that counts, at the trained length."""
+    """Pairs of samples at the target and, if it has a weight, at the trained length."""
     count = setup.budget.samples
     if setup.fitness == "needles":
         far = needle_samples(setup.tokenizer, setup.target, count, setup.seed)
@@ -195,7 +195,7 @@ def _judge(
     candidates: Sequence[Genes],
     count: int,
 ) -> list[list[float]]:
-    """The losses of candidates on the first samples: those that are kept already, and the others, shared out."""
+    """The losses of candidates on the first samples. Missing ones are split between processes."""
     found = [_kept_losses(log, genes) for genes in candidates]
     missing = [i for i, losses in enumerate(found) if len(losses) < count]
 
@@ -209,7 +209,7 @@ def _judge(
 
 
 def _losses(setup: Setup, genes: Genes, samples: Sequence[tuple[Sample, Sample | None]]) -> list[float]:
-    """A candidate's losses; infinite where the scheme refuses it or the model makes no numbers."""
+    """The losses of a candidate; infinite if the scheme refuses it or they are not finite."""
     far, near = [s for s, _ in samples], [s for _, s in samples if s is not None]
     try:
         with setup.trying(genes):
@@ -246,7 +246,7 @@ def _conclude(
     judging: Sequence[Document],
     bos: int | None,
 ) -> Found:
-    """The best candidate beside what was known before, on text that the search never saw."""
+    """Compare the best candidate with the starts, on text that the search never saw."""
     named: dict[str, Genes | None] = {UNPATCHED: None, **starts, "searched": rounds[-1].genes}
     plain = replace(setup, short_weight=0.0)
     rows = []
@@ -255,7 +255,7 @@ def _conclude(
             pairs = [(sample, None) for sample in samples]
             losses = sample_losses(setup.model, samples) if genes is None else _losses(plain, genes, pairs)
             rows.append(_row(task, name, length, losses))
-    decides = rows[-len(named) :]  # what was asked for: the target's text, or needles
+    decides = rows[-len(named) :]  # text at the target, or needles
     before, after = (next(row for row in decides if row.scheme == name) for name in (start, "searched"))
     apart = differ(before.details["losses"], after.details["losses"])
     better = after.value < before.value
@@ -275,8 +275,8 @@ def _conclude(
 def _judging_samples(
     setup: Setup, judging: Sequence[Document], bos: int | None
 ) -> list[tuple[str, int, Sequence[Sample]]]:
-    """What judges: text at the trained length and at the target, and needles of their own where needles guided. The
-    last of them decides."""
+    """The samples that judge: text at the trained length and the target, and other needles if needles guided. The last
+    of them decides."""
     count = setup.budget.held_out
     found: list[tuple[str, int, Sequence[Sample]]] = [
         (READ, length, text_samples(judging, length, count, bos)) for length in (setup.trained, setup.target)

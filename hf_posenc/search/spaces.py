@@ -1,4 +1,4 @@
-"""What can be searched: a factor for each pair, or the options of a scheme. Candidates are tuples of numbers."""
+"""Search spaces: a factor for each pair, or the options of a scheme. Candidates are tuples of numbers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Genes = tuple[float, ...]
 CHANGED = 0.3
 """The share of a candidate's numbers that a mutation changes, as in LongRoPE."""
 OVER = 1.25
-"""Factors go up to so many times that of the target, as in LongRoPE."""
+"""The largest factor, as a multiple of the target's, as in LongRoPE."""
 STARTS = ("linear", "ntk", "yarn", "llama3")
-"""The maps that a search over factors begins with."""
+"""The schemes whose factors a search starts with."""
 ATTENTION = Range(0.8, 1.8)
 OF_TEMPERATURE = "temperature."
-"""Before the names of a temperature's options."""
+"""Prefix of the options of a temperature."""
 KEPT = -1.0
-"""In the place of an option that stays as the scheme itself has it."""
+"""The gene of an option that keeps its default."""
 
 
 class Space(Protocol):
-    """What a search moves in."""
+    """A search space."""
 
     def starts(self) -> dict[str, Genes]:
-        """Candidates to begin with, by what they are called."""
+        """The first candidates, by name."""
         ...
 
     def varied(self, genes: Genes, rng: random.Random) -> Genes: ...
@@ -41,13 +41,13 @@ class Space(Protocol):
     def crossed(self, first: Genes, second: Genes, rng: random.Random) -> Genes: ...
 
     def scheme(self, genes: Genes) -> Scheme:
-        """What a candidate stands for; raises where the scheme refuses it."""
+        """The scheme of a candidate; raises if the scheme refuses it."""
         ...
 
 
 @dataclass(frozen=True)
 class FactorSpace:
-    """A factor for each pair, from 1 up and never less than that of a faster pair, behind a factor on attention."""
+    """An attention factor, and a factor for each pair: at least 1, and not below that of a faster pair."""
 
     geometry: Geometry
     target: int
@@ -65,7 +65,7 @@ class FactorSpace:
         return OVER * self.factor
 
     def starts(self) -> dict[str, Genes]:
-        """Published maps, and ramps up to each of the pairs around the one that theory calls critical."""
+        """Published maps, and ramps that end at pairs near the critical one."""
         found = {f"{name}'s factors": self.genes_of(SCHEMES[name](target_length=self.target)) for name in STARTS}
         theory = critical_pair(self.base, self.geometry.trained_length)
         for pair in range(max(theory - 3, 1), min(theory + 2, len(self.base) - 1) + 1):
@@ -74,7 +74,7 @@ class FactorSpace:
         return found
 
     def genes_of(self, scheme: Scheme) -> Genes:
-        """The factors of a scheme that rescales RoPE, as far as the bounds of this space hold them."""
+        """The factors of a scheme that rescales RoPE, clipped to this space."""
         rotation = scheme.effect_on(self.geometry).rotation
         assert isinstance(rotation, Rotation)
         base, scaling = base_frequencies(self.geometry)
@@ -88,7 +88,7 @@ class FactorSpace:
         return tuple(found)
 
     def varied(self, genes: Genes, rng: random.Random) -> Genes:
-        """Some factors changed each by itself, or all from some pair on together, or attention."""
+        """Mutate single factors, or all from one pair on, or the attention factor."""
         attention, factors = genes[0], list(genes[1:])
         way = rng.choice(("each", "from", "attention"))
         if way == "each":
@@ -112,31 +112,31 @@ class FactorSpace:
 
 
 def critical_pair(frequencies: Sequence[float], trained: int) -> int:
-    """The first pair that has not gone round once within the trained length."""
+    """The first pair that does not complete a turn within the trained length."""
     waves = [2 * math.pi / f if f else math.inf for f in frequencies]
     return next((i for i, wave in enumerate(waves) if wave > trained), len(waves) - 1)
 
 
 def searched_critical_pair(factors: Sequence[float], factor: float) -> int:
-    """The first pair that is slowed by all of the factor, or nearly: from there on nothing new is seen."""
+    """The first pair that is slowed by about the whole factor, so that it sees no new angles."""
     return next((i for i, f in enumerate(factors) if f >= 0.95 * factor), len(factors))
 
 
 def ramp(count: int, pair: int, factor: float) -> Genes:
-    """Factors that rise evenly, as ratios, up to a pair, and stay: NTK's below it, interpolation from it on."""
+    """Factors that rise geometrically up to a pair, as in NTK, and stay constant from there on."""
     return tuple(factor ** min(i / pair, 1.0) for i in range(count))
 
 
 @dataclass(frozen=True)
 class OptionSpace:
-    """The options of a scheme that it declares ranges for, each as its share of the range."""
+    """The options that a scheme declares ranges for, each as its share of the range."""
 
     start: Scheme
     ranges: Mapping[str, Range]
     geometry: Geometry
 
     def starts(self) -> dict[str, Genes]:
-        """The scheme as it is, and the middle of every range."""
+        """The scheme with its defaults, and the middle of every range."""
         return {self.start.name: self._default(), "the middle of all ranges": (0.5,) * len(self.ranges)}
 
     def _default(self) -> Genes:
@@ -156,7 +156,7 @@ class OptionSpace:
         return tuple(rng.choice(pair) for pair in zip(first, second, strict=True))
 
     def scheme(self, genes: Genes) -> Scheme:
-        """An option that no range has touched stays as it was."""
+        """The scheme of a candidate. Options without a gene keep their values."""
         moved = {n: r.at(x) for (n, r), x in zip(self.ranges.items(), genes, strict=True) if x != KEPT}
         heat = {n.removeprefix(OF_TEMPERATURE): moved.pop(n) for n in list(moved) if n.startswith(OF_TEMPERATURE)}
         kind = temperature_of(self.start)
@@ -175,7 +175,7 @@ def option_space(start: Scheme, geometry: Geometry) -> OptionSpace:
     if not ranges:
         able = sorted(name for name, cls in SCHEMES.items() if cls.ranges is not Scheme.ranges)
         raise PosencError(
-            f"{start.name!r} has no options that could be searched. Those that have: "
+            f"{start.name!r} has no options that could be searched. These have: "
             f"{', '.join(['longrope', *able])}; and any with a temperature of drope, llama4 or ministral."
         )
     return OptionSpace(start, ranges, geometry)

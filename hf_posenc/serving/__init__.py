@@ -1,4 +1,4 @@
-"""Patched checkpoints in other people's runtimes: written so that they are right there, and proved, or refused.
+"""Patched checkpoints in other runtimes: export them, check that they compute the same there, or refuse.
 
-What is known of each runtime, and how a measurement is put there: `hf_posenc.engines.table`.
+What each runtime computes is listed in `hf_posenc.engines.table`.
 """

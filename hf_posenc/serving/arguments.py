@@ -1,6 +1,6 @@
-"""`serve_args`: the exact words that serve a checkpoint in a runtime, or why it cannot be served there.
+"""`serve_args`: the exact command that serves a checkpoint in a runtime, or why it cannot be served there.
 
-What a runtime computes is known from `hf_posenc.engines`; what it is called with is data below.
+What a runtime computes comes from `hf_posenc.engines`; how it is called is data below.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ServeArgs:
 
     runtime: str
     length: int
-    """Tokens of prompt and answer together."""
+    """Maximum tokens of prompt and answer together."""
     commands: tuple[str, ...]
     """To run, in this order."""
     settings: dict[str, Any]
-    """The same for who writes a config."""
+    """The same as settings for a config."""
     known: str
-    """How it is known that this is right: measured, by its source, or untried."""
+    """The evidence that this is right: measured, by its source, or untried."""
 
     def __str__(self) -> str:
         return "\n".join([*self.commands, f"# {self.known}"])
@@ -49,7 +49,7 @@ class ServeArgs:
 
 @dataclass(frozen=True)
 class Place:
-    """What is to be served."""
+    """A path to serve, and its length."""
 
     path: str
     length: int
@@ -67,7 +67,7 @@ Words = Callable[[Place], tuple[list[str], dict[str, Any]]]
 
 
 def _vllm(it: Place) -> tuple[list[str], dict[str, Any]]:
-    # The length is said: where a config scales, vLLM may offer the factor times what it promises.
+    # Always give the length: for a scaled RoPE vLLM may use the config's length times the factor.
     return [f"vllm serve {it.quoted} --max-model-len {it.length}"], {"model": it.path, "max_model_len": it.length}
 
 
@@ -101,13 +101,13 @@ def _trl(it: Place) -> tuple[list[str], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Server:
-    """A runtime on the command line."""
+    """How a runtime is called."""
 
     words: Words
     known_as: str
-    """The runtime of the table whose code it runs."""
+    """The name in the table of the runtime whose code it runs."""
     export: str | None = None
-    """The format that `hf-posenc export` writes for it, where it reads no folder, or is right only then."""
+    """The format of `hf-posenc export`, if the runtime needs it or is right only with it."""
     reads_folders: bool = True
 
 
@@ -128,11 +128,11 @@ SCHEME_OF = {
     "none": "none",
     "table": "learned",
 }
-"""A scheme that gives each kind of positions, the best first."""
+"""A scheme for each kind of positions, best first."""
 
 
 def serve_args(path: str | os.PathLike[str], runtime: str) -> ServeArgs:
-    """How to serve the checkpoint or GGUF file at `path`; raises UnsupportedCell where it cannot be served there."""
+    """How to serve the checkpoint or GGUF file at `path`; raises UnsupportedCell if it cannot be served."""
     if runtime not in SERVERS:
         raise PosencError(f"How {runtime!r} is called is not known here.{suggestion(runtime, list(SERVERS))}")
     place = Path(model_path(path))
@@ -169,7 +169,7 @@ def serve_args(path: str | os.PathLike[str], runtime: str) -> ServeArgs:
 
 
 def _export_is_better(exported: Entry | None, saved: Entry | None) -> bool:
-    """Whether an export is needed, and helps."""
+    """Whether an export is right while the saved folder is not."""
     helps = exported is not None and exported.verdict == "right"
     return helps and (saved is None or saved.verdict != "right")
 
@@ -207,7 +207,7 @@ def _refusal(place: Path, runtime: str, architecture: str, told: Description, en
 
 
 def nearest(server: Server, architecture: str, wanted: str | None) -> str | None:
-    """A scheme that a server computes on a model type, as far as is known: the one wanted, or the next best."""
+    """A scheme that a server is known to compute on a model type: the wanted one, or the next best."""
     right = {
         entry.kind
         for entry in entries()
@@ -218,15 +218,15 @@ def nearest(server: Server, architecture: str, wanted: str | None) -> str | None
 
 
 def _trl_arguments(place: Path, length: int) -> ServeArgs:
-    """A scheme that transformers alone refuses trains all the same, as a live model."""
+    """Code to train a live model with a scheme that transformers alone refuses."""
     code = f"SFTTrainer(model=hf_posenc.load({str(place)!r}), args=SFTConfig(max_length={length}), train_dataset=...)"
     known = "transformers alone refuses this folder; TRL 1.16 trains the loaded model (measured with LoRA)"
     return ServeArgs("trl", length, (code,), {"max_length": length}, known)
 
 
 def _file_arguments(path: Path, runtime: str) -> ServeArgs:
-    """A GGUF file, unless doctor knows better."""
-    from .doctor.examine import doctor  # the checks are many
+    """How to serve a GGUF file; raises if `doctor` finds that it is wrong."""
+    from .doctor.examine import doctor  # slow to import
 
     server = SERVERS[runtime]
     if server.export != "gguf":

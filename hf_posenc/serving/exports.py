@@ -1,4 +1,4 @@
-"""`export`: from a format to the module that writes it."""
+"""`export`: the module for each format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .readers import READERS, reader_of
 
 
 def export_checkpoint(source: str, target: str, to: str, dtype: str, fix: str | None = None) -> Proof | None:
-    """Write the checkpoint at `source` for a runtime; the proof, or None where that is not installed."""
+    """Write the checkpoint at `source` for a runtime; the proof, or None if the runtime is not installed."""
     if fix is not None:
         from .gguf.fix import fix_gguf
 
@@ -26,7 +26,7 @@ def export_checkpoint(source: str, target: str, to: str, dtype: str, fix: str | 
 
 
 def proof_advice(runtime: str, target: str, source: str) -> str:
-    """How to prove what could not be proved here."""
+    """How to check an export in a runtime that is not installed here."""
     if runtime not in READERS:
         return f"Not proved here: {runtime} cannot be asked by this package. Compare a few answers by hand."
     again = f"hf-posenc verify {target} --with {runtime} --against {source}"

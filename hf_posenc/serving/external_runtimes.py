@@ -1,4 +1,4 @@
-"""Runtimes in processes of their own, and in environments of their own where they want another torch."""
+"""Runtimes in separate processes, and in other environments if they need another torch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class ExternalRuntime:
-    """A runtime that is asked through a program of this package."""
+    """A runtime that a program of this package runs."""
 
     name: str
     packages: tuple[str, ...]
-    """What it may be called where packages are kept; the first is what to install."""
+    """Names of its package; the first one is the one to install."""
     program: str
 
     @property
     def variable(self) -> str:
-        """The environment variable that names another interpreter, in which the runtime is installed."""
+        """The environment variable that names the interpreter of another environment."""
         return f"HF_POSENC_{self.name.upper()}_PYTHON"
 
     @property
@@ -44,7 +44,7 @@ class ExternalRuntime:
         return f"pip install {self.packages[0]} (in an environment of its own: set {self.variable} to its python)"
 
     def version(self) -> str | None:
-        """Which one is installed; None where there is none."""
+        """The installed version, or None."""
         for name in self.packages:
             code = f"import importlib.metadata as m; print(m.version({name!r}))"
             done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, env=environment())
@@ -54,13 +54,13 @@ class ExternalRuntime:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         program = str(Path(__file__).with_name("programs") / self.program)
-        # What it logs may hold anything.
+        # Its log may have any encoding.
         return subprocess.run(
             [self.python, program, *arguments], capture_output=True, text=True, errors="replace", env=environment()
         )
 
     def answers(self, questions: Sequence[tuple[Path, Prompts]]) -> list[list[Tensor] | str]:
-        """For each model and its prompts the log-probabilities of the next token, or why there are none."""
+        """For each model and its prompts, the log-probabilities of the next token, or an error message."""
         found: list[list[Tensor] | str] = []
         while len(found) < len(questions):
             asked = [{"model": str(p), "prompts": [list(map(int, r)) for r in rows]} for p, rows in questions]
@@ -83,7 +83,7 @@ class ExternalRuntime:
 
 
 def environment() -> dict[str, str]:
-    """Without the paths of this interpreter, which are not those of the other."""
+    """The environment without the paths of this interpreter."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as folders that vLLM, SGLang, MLX and CTranslate2 read right: the same weights, another config."""
+"""Checkpoints as folders for vLLM, SGLang, MLX and CTranslate2: the same weights with another config."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from .rules import rules_of
 
 
 def export_folder(source: str | os.PathLike[str], target: str | os.PathLike[str], runtime: str) -> Proof | None:
-    """Write the checkpoint at `source` as a folder for `runtime`, and prove it there where that is installed.
+    """Write the checkpoint at `source` as a folder for `runtime`, and check it there if that is installed.
 
-    A folder that the runtime reads differently is not left behind.
+    A folder that the runtime computes differently is removed.
     """
     origin, place = Path(model_path(os.fspath(source))), Path(target)
     if place.exists():
@@ -52,7 +52,7 @@ def export_folder(source: str | os.PathLike[str], target: str | os.PathLike[str]
 
 
 def choose_way(model: Any, runtime: str) -> tuple[str, LiveRotation | None]:
-    """How the positions of a model are told to a runtime; raises where they cannot be."""
+    """How to write the positions of a model for a runtime; raises if that is impossible."""
     rules = rules_of(runtime)
     refuse_sealed(model, rules.runtime)
     config, found = model.config.get_text_config(), describe(model)
@@ -65,7 +65,7 @@ def choose_way(model: Any, runtime: str) -> tuple[str, LiveRotation | None]:
 
 
 def prove_folder(model: Any, folder: Path, runtime: str) -> Proof | None:
-    """What the runtime computes from a folder, against the live model; None where it is not installed."""
+    """Compare the runtime with the live model; None if the runtime is not installed."""
     outside = EXTERNAL_RUNTIMES.get(runtime)
     version = outside.version() if outside is not None else None
     if outside is None or version is None:
@@ -79,12 +79,12 @@ def prove_folder(model: Any, folder: Path, runtime: str) -> Proof | None:
 def write_folder(
     origin: Path, folder: Path, model: Any, runtime: str, how: str, rotation: LiveRotation | None
 ) -> None:
-    """Fill a folder with the files of a checkpoint, and a config for one runtime."""
+    """Write the files of a checkpoint into a folder, with a config for one runtime."""
     for file in origin.iterdir():
-        if file.is_file() and file.name != CONFIG and not is_ours(file):  # our card is right for the origin only
+        if file.is_file() and file.name != CONFIG and not is_ours(file):  # our card describes only the original
             shutil.copy2(file, folder / file.name)
     raw = read_json(str(origin / CONFIG))
-    raw.pop("posenc", None)  # what is written here need not be patched again
+    raw.pop("posenc", None)  # the folder needs no patch
     if rotation is not None:
         section, length = section_of(raw, None), int(model.config.get_text_config().max_position_embeddings)
         for key in WRITTEN:
@@ -100,14 +100,14 @@ def _saved(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dic
 
 
 def _keys(model: Any, rotation: LiveRotation, rope: dict[str, Any], length: int) -> dict[str, Any]:
-    """`rope_parameters`, and what stops those who would read them wrong."""
+    """`rope_parameters`, and keys that stop runtimes which would misread them."""
     still = max(rotation.inv_freq) <= 1e-20
     meant = None if still else Rotation(inv_freq=rotation.inv_freq, attention_scaling=rotation.attention_scaling)
     return {"rope_parameters": rope, **keys_for_others(model.config.get_text_config(), rope, meant, length)}
 
 
 def _longrope(model: Any, rotation: LiveRotation, length: int, runtime: str) -> dict[str, Any]:
-    """A factor for each pair. vLLM and SGLang are told the attention factor; MLX computes it from two lengths."""
+    """A factor for each pair. vLLM and SGLang read the attention factor; MLX computes it from two lengths."""
     scaling = rotation.attention_scaling
     factors = list(rotation.factors())
     rope: dict[str, Any] = {
@@ -128,7 +128,7 @@ def _longrope(model: Any, rotation: LiveRotation, length: int, runtime: str) -> 
             f"mlx-lm cannot be told an attention factor of {scaling:g} beside a factor for each pair: it computes one "
             "that is not below 1. Patch the original model with 'yarn' and its default betas, or with 'ntk'."
         )
-    original = length ** (1 / scaling**2)  # from which it computes sqrt(1 + ln(length / original) / ln(original))
+    original = length ** (1 / scaling**2)  # for MLX's sqrt(1 + ln(length / original) / ln(original))
     rope["original_max_position_embeddings"] = original
     return {**keys, THETA: rotation.theta, SCALING: rope, "rope_parameters": rope}
 
@@ -137,11 +137,11 @@ WAYS: dict[str, Callable[[Any, LiveRotation, int, str], dict[str, Any]]] = {
     "saved": _saved,
     "longrope": _longrope,
 }
-"""What the rules call them -> the keys of a config that have to do with RoPE."""
+"""The function that makes the RoPE keys of a config, by the name in the rules."""
 
 
 def _convert_to_ct2(folder: Path, rotation: LiveRotation | None) -> None:
-    """Leave what CTranslate2 reads in place of a checkpoint, beside the tokenizer; told a rotation where need be."""
+    """Replace the weights in a folder by a CTranslate2 model, with the given rotation if any."""
     if CT2.version() is None:
         raise PosencError(f"CTranslate2 converts by itself, and is not installed here: {CT2.install}.")
     with tempfile.TemporaryDirectory() as made:

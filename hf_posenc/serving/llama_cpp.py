@@ -1,6 +1,6 @@
-"""llama.cpp itself, through the wheel `xllamacpp`, to prove what was written.
+"""llama.cpp through the wheel `xllamacpp`, to check exports.
 
-It runs in a process of its own: where it meets a file that it cannot use it may abort, and take its process along.
+It runs in a separate process, since it may abort on a file that it cannot read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..errors import PosencError
 
 PACKAGE = "xllamacpp"
 PROGRAM = Path(__file__).with_name("llama_cpp_process.py")
-"""Imports neither torch nor this package."""
+"""A program that imports neither torch nor this package."""
 
 
 def version() -> str | None:
-    """Which llama.cpp is installed here, if any."""
+    """The installed version, or None."""
     try:
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
     except importlib.metadata.PackageNotFoundError:
@@ -33,9 +33,9 @@ def version() -> str | None:
 
 
 def log_probabilities(path: Path, prompts: Sequence[Sequence[int]], vocabulary: int, visible: int) -> list[Tensor]:
-    """Of the token that follows each prompt, as llama.cpp computes them from a GGUF file, over the whole vocabulary.
+    """Log-probabilities of the next token after each prompt, by llama.cpp from a GGUF file.
 
-    `visible`: a token that stands for text, not for an end or a part of a character.
+    `visible`: any token of plain text, not an end token or a part of a character.
     """
     asked = [list(map(int, prompt)) for prompt in prompts]
     answer = _ask({"model": str(path), "prompts": asked, "vocabulary": vocabulary, "visible": visible})
@@ -48,13 +48,13 @@ def log_probabilities(path: Path, prompts: Sequence[Sequence[int]], vocabulary: 
 
 
 def token_losses(path: Path, tokens: Sequence[int], first: int) -> Tensor:
-    """What each token from `first` on costs llama.cpp, in nats, after those before it."""
+    """The loss of each token from `first` on by llama.cpp, in nats."""
     answer = _ask({"model": str(path), "texts_of_tokens": [list(map(int, tokens))], "first": first})
     return torch.tensor(answer["losses"][0])
 
 
 def token_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Texts as llama.cpp cuts them with the tokenizer of a GGUF file."""
+    """Tokens of texts by llama.cpp, with the tokenizer of a GGUF file."""
     ids: list[list[int]] = _ask({"model": str(path), "texts": list(texts)})["ids"]
     return ids
 
@@ -78,6 +78,6 @@ def _ask(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason(log: str) -> str:
-    """What llama.cpp itself says is wrong with a file."""
+    """The error message of llama.cpp, from its log."""
     lines = [line for line in log.splitlines() if "error loading model:" in line or "ASSERT" in line]
     return lines[0].partition("error loading model: ")[2] or lines[0] if lines else ""

@@ -1,4 +1,4 @@
-"""Asks llama.cpp: `llama_cpp_process.py QUESTION.json ANSWER.json`. A program of its own; see `llama_cpp`."""
+"""Runs llama.cpp: `llama_cpp_process.py QUESTION.json ANSWER.json`. Started by `llama_cpp`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ def server(question: dict[str, Any]) -> Any:
     params.model.path = question["model"]
     longest = max([len(p) for name in ("prompts", "texts_of_tokens") for p in question.get(name, [])], default=64)
     params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = longest + 8, 1, 2048, 512
-    # fp32 all through, so that what differs is the model and not the runtime's own rounding.
+    # fp32 throughout, so that differences are not due to the runtime's rounding.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.warmup = params.fit_params = False
@@ -25,7 +25,7 @@ def server(question: dict[str, Any]) -> Any:
 
 def probabilities(running: Any, prompt: list[int], vocabulary: int, visible: int) -> list[tuple[int, float]]:
     asked = {"prompt": prompt, "n_predict": 1, "n_probs": vocabulary, "samplers": [], "cache_prompt": False}
-    # What is told are the model's own probabilities; the bias only chooses a token, since none is told of an end.
+    # The bias only chooses the token, since an end token has no probabilities. Those returned are the model's own.
     answer = running.handle_completions({**asked, "logit_bias": [[visible, 1e4]]})
     if "choices" not in answer:
         raise ValueError(answer.get("error", {}).get("message", str(answer)[:300]))
@@ -34,7 +34,7 @@ def probabilities(running: Any, prompt: list[int], vocabulary: int, visible: int
 
 
 def losses(running: Any, tokens: list[int], first: int) -> list[float]:
-    """Of each token from `first` on, after those before it, which stay in the cache from one request to the next."""
+    """The loss of each token from `first` on. Earlier tokens stay in the cache between requests."""
     found = []
     for end in range(first, len(tokens)):
         asked = {"prompt": tokens[:end], "n_predict": 1, "n_probs": 1, "samplers": [], "cache_prompt": True}

@@ -1,4 +1,4 @@
-"""GGUF files in llama.cpp. A folder without one is written as `hf-posenc export` would, for the time of a proof."""
+"""GGUF files in llama.cpp. A folder without one is exported to a temporary file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS, KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 
 
 def gguf_file(path: Path) -> Path | None:
-    """The GGUF file that is meant by a path; None for a folder without one."""
+    """The GGUF file at a path; None for a folder without one."""
     if path.is_file():
         return path
     found = sorted(path.glob("*.gguf"))
@@ -41,13 +41,13 @@ def read(subject: Subject, prompts: Prompts) -> list[Tensor]:
 
 
 def visible_token(file: Path) -> int:
-    """A token of a file that stands for text."""
+    """A token of plain text."""
     keys = read_header(file, (TOKENS, KINDS)).keys
     tokens, kinds = keys.get(TOKENS) or (), keys.get(KINDS) or ()
     for index in reversed(range(min(len(tokens), len(kinds)))):
         if kinds[index] == NORMAL and tokens[index].isascii() and tokens[index]:
             return index
-    raise PosencError(f"{file} has no tokenizer with a token of text: llama.cpp cannot be asked with it.")
+    raise PosencError(f"{file} has no tokenizer with a token of plain text, which is needed to run llama.cpp.")
 
 
 def dtype(subject: Subject) -> str:

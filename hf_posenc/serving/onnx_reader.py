@@ -1,4 +1,4 @@
-"""ONNX graphs in onnxruntime. A graph with a cache is asked in two parts, so that the cache is proved as well."""
+"""ONNX graphs in onnxruntime. A graph with a cache reads prompts in two parts, to check the cache too."""
 
 from __future__ import annotations
 

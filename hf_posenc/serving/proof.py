@@ -1,4 +1,4 @@
-"""Whether a runtime computes what the patched model computes, measured in it."""
+"""Measures whether a runtime computes the same as the patched model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ..errors import PosencError, UnsupportedModel
 from ..patching.lengths import trained_length
 
 PROMPTS = 3
-"""Prompts at each length; the more, the longer it takes."""
+"""Prompts at each length."""
 LIMITS = {"f32": 1e-3, "f16": 1e-2, "bf16": 3e-2, "q8_0": 5e-2, "q8_0-f16": 5e-2, "quantized": 0.2}
-"""The mean Kullback-Leibler divergence, in nats, below which a runtime counts as computing the same: what rounding of
-the weights explains. A dropped scheme is off by a tenth of a nat and more."""
+"""The mean Kullback-Leibler divergence in nats that rounding of the weights explains. Below it a runtime computes the
+same. A dropped scheme differs by a tenth of a nat or more."""
 MARGIN = 8
-"""Tokens that a runtime wants for its answer."""
+"""Tokens that a runtime needs for its answer."""
 
 Reader = Callable[[Sequence[Sequence[int]]], list[Tensor]]
-"""Prompts -> log-probabilities of the token that follows each."""
+"""Prompts -> log-probabilities of the next token after each."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How far a runtime is from the live model, in what it expects next."""
+    """How much the predictions of a runtime differ from those of the live model."""
 
     runtime: str
     lengths: tuple[int, ...]
     divergence: tuple[float, ...]
     """Mean Kullback-Leibler divergence in nats, for each length."""
     furthest: float
-    """The largest difference of a log-probability anywhere."""
+    """The largest difference of any log-probability."""
     limit: float
 
     @property
@@ -53,16 +53,16 @@ class Proof:
 
 
 def refuse_images(model: Any) -> None:
-    """Raise for a model that is not asked for a next token."""
+    """Raise for a model that does not predict tokens."""
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
         raise UnsupportedModel(
-            f"A {model.config.model_type!r} model reads images: there is no next token to compare. That it is whole "
-            "was seen when it was loaded; hf-posenc doctor says the rest."
+            f"A {model.config.model_type!r} model reads images: there is no next token to compare. It was loaded "
+            "without an error; hf-posenc doctor checks the rest."
         )
 
 
 def prove(model: Any, read: Reader, runtime: str, dtype: str, given: Sequence[int] | None = None) -> Proof:
-    """Compare at the lengths given, or at the trained length and at the one that the config promises."""
+    """Compare at the given lengths, or at the trained length and the length in the config."""
     refuse_images(model)
     promised = int(model.config.get_text_config().max_position_embeddings)
     asked = given or (min(trained_length(model), promised), promised)
@@ -77,14 +77,14 @@ def prove(model: Any, read: Reader, runtime: str, dtype: str, given: Sequence[in
         found = torch.stack(theirs[index * PROMPTS : (index + 1) * PROMPTS])
         if not found.isfinite().all():
             raise PosencError(f"{runtime} gives no probability for {int((~found.isfinite()).sum())} tokens.")
-        divergences.append(abs(float((ours.exp() * (ours - found)).sum(-1).mean())))  # rounding may make it negative
+        divergences.append(abs(float((ours.exp() * (ours - found)).sum(-1).mean())))  # rounding can make it negative
         furthest = max(furthest, float((ours - found).abs().max()))
     return Proof(runtime, tuple(lengths), tuple(divergences), furthest, LIMITS.get(dtype, LIMITS["quantized"]))
 
 
 @torch.no_grad()
 def next_token(model: Any, ids: Tensor) -> Tensor:
-    """Log-probabilities of the token after a prompt, (1, vocabulary)."""
+    """Log-probabilities of the next token after a prompt, (1, vocabulary)."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(bare.forward).parameters else {}
     logits: Tensor = model(ids[None].to(model.device), **last).logits[:, -1]

@@ -1,4 +1,4 @@
-"""How a runtime is asked what it computes: the one thing to write so that `verify` and `export` can prove with it.
+"""Readers of runtimes, with which `verify` and `export` compare. A new runtime needs only one of these.
 
 A runtime is a module of this package with a `READER` (or another name, after a colon), named in `READERS` below:
 
@@ -29,39 +29,39 @@ READERS = {
     "mlx": "external_runtimes:MLX_READER",
     "ct2": "external_runtimes:CT2_READER",
 }
-"""By the name on the command line: the module that has its `READER`."""
+"""The module of the `READER`, by the name of the runtime on the command line."""
 
 Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a runtime is to read, and the model that it should then be."""
+    """A path for a runtime to read, and the model to compare with."""
 
     path: Path
     """A folder, or a file of the runtime's own format."""
     source: Path
-    """The folder of the checkpoint that it was made of; `path` itself, unless that is a file."""
+    """The folder of the original checkpoint; `path` itself, unless that is a file."""
     model: Any
     """Live, in fp32."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A runtime that can be asked."""
+    """A runtime that can compute log-probabilities."""
 
     version: Callable[[], str | None]
-    """Which one is installed here; None where there is none."""
+    """The installed version, or None."""
     install: str
     """The command that installs it."""
     read: Callable[[Subject, Prompts], list[Tensor]]
     dtype: Callable[[Subject], str] = lambda subject: "f32"
-    """What it stores weights as: one of `proof.LIMITS`."""
+    """The precision of stored weights: a key of `proof.LIMITS`."""
 
 
 def reader_of(runtime: str) -> Reader:
     if runtime not in READERS:
-        raise PosencError(f"Nothing can be verified with {runtime!r} here.{suggestion(runtime, list(READERS))}")
+        raise PosencError(f"There is no way to verify with {runtime!r}.{suggestion(runtime, list(READERS))}")
     module, _, name = READERS[runtime].partition(":")
     found: Reader = getattr(import_module(f".{module}", __package__), name or "READER")
     return found

@@ -1,4 +1,4 @@
-"""What the live rotary module of a model does: the source of truth for every export."""
+"""The rotation of a live model, from which all exports are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..schemes import SCHEMES
 
 @dataclass(frozen=True)
 class LiveRotation:
-    """Frequencies and scale as the model has them right now, and what its config says about them."""
+    """The frequencies and the scale of a live model, and its `rope_parameters`."""
 
     inv_freq: tuple[float, ...]
     attention_scaling: float
@@ -26,17 +26,17 @@ class LiveRotation:
 
     @property
     def plain(self) -> tuple[float, ...]:
-        """The frequencies of an unscaled RoPE of the same theta."""
+        """The frequencies of an unscaled RoPE with the same theta."""
         pairs = len(self.inv_freq)
         return tuple(self.theta ** (-i / pairs) for i in range(pairs))
 
     def factors(self) -> tuple[float, ...]:
-        """What each plain frequency is divided by; a pair that stands still is divided by 1e30."""
+        """The divisor of each plain frequency; 1e30 for a pair that does not rotate."""
         return tuple(p / f if f > p * 1e-30 else 1e30 for p, f in zip(self.plain, self.inv_freq, strict=True))
 
 
 def live_rotation(model: Any) -> LiveRotation | None:
-    """The one rotation of a model, or None where it has none; raises where layers rotate differently."""
+    """The rotation of a model, or None if it has none; raises if layers rotate differently."""
     modules = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), object) and _rotates(m)]
     rope = getattr(model.config.get_text_config(), "rope_parameters", None)
     if not modules:
@@ -54,7 +54,7 @@ def live_rotation(model: Any) -> LiveRotation | None:
 
 
 def _rotates(module: Any) -> bool:
-    # A wrapper and what it wraps show the same frequencies: either will do.
+    # A wrapper and its inner module have the same frequencies.
     return "inv_freq" in dict(module.named_buffers(recurse=False)) or hasattr(module, "wraps_rotary")
 
 
@@ -63,14 +63,14 @@ def _has_rotary(model: Any) -> bool:
 
 
 def refuse_sealed(model: Any, runtime: str) -> None:
-    """Raise for what only hf_posenc computes, naming the nearest scheme that others can."""
+    """Raise for a scheme that only hf_posenc computes, and name the nearest one that others can."""
     found: Any = describe(model)
     if not found.portability.startswith(SEALED):
         return
     known = SCHEMES.registered().get(found.scheme)  # a plan is none
     nearest = (known and known.nearest) or "yarn" if found.pairs or _has_rotary(model) else "learned"
     raise UnsupportedCell(
-        f"{found.scheme!r} on {type(model).__name__} works inside attention, where {runtime} cannot follow: only "
+        f"{found.scheme!r} on {type(model).__name__} works inside attention, which {runtime} does not support: only "
         f"hf_posenc computes it. The nearest scheme that {runtime} can serve is {nearest!r}: patch the original model "
         f"with it (hf-posenc patch MODEL OUT {nearest}), and export that."
     )

@@ -1,4 +1,4 @@
-"""`verify`: whether a runtime computes what a checkpoint means, for any checkpoint, by asking the runtime."""
+"""`verify`: check in a runtime whether it computes the same as the loaded checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .readers import Subject, reader_of
 
 SAME, DIFFERS, DAMAGED, REFUSED, UNPROVED = "same", "differs", "damaged", "refused", "not proved here"
 CODES = {SAME: 0, DIFFERS: 1, DAMAGED: 1, UNPROVED: 3, REFUSED: 4}
-"""How the command ends; 2 is for what was typed."""
+"""Exit codes of the command; 2 is for wrong arguments."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What became of a comparison."""
+    """The result of a comparison."""
 
     verdict: str
     runtime: str
@@ -52,8 +52,8 @@ def verify(
 ) -> Verification:
     """Compare what `runtime` computes from the folder or file at `path` with the model as `hf_posenc.load` gives it.
 
-    `against`: the checkpoint that a file was made of; the folder that it lies in, where that is one. `lengths`: of the
-    texts to compare on, else the trained and the promised one.
+    `against`: the checkpoint that a file was made from, by default the folder of the file. `lengths`: of prompts, by
+    default the trained length and the length in the config.
     """
     reader, place = reader_of(runtime), Path(model_path(path))
     source = _source(place, against)
@@ -66,8 +66,8 @@ def verify(
         model = load(source).float().eval()
     except MissingPackage:
         raise
-    except Exception as error:  # damaged files fail in as many ways as there are
-        return Verification(DAMAGED, installed, f"{source} cannot be loaded as it was meant: {error}")
+    except Exception as error:  # damaged files can raise anything
+        return Verification(DAMAGED, installed, f"{source} cannot be loaded: {error}")
     refuse_images(model)
     subject = Subject(place, source, model)
     try:
@@ -80,17 +80,17 @@ def verify(
 
 
 def _source(place: Path, against: str | os.PathLike[str] | None) -> Path:
-    """The folder of the checkpoint that is meant."""
+    """The folder of the checkpoint to compare with."""
     if not place.exists():
         raise PosencError(f"{place} is neither a folder nor a file on this disk.")
     source = Path(model_path(against)) if against is not None else place if place.is_dir() else place.parent
     if not any((source / name).is_file() for name in (CONFIG, ADAPTER)):
-        hint = "" if against is not None else " Name the checkpoint that it was made of: --against FOLDER."
+        hint = "" if against is not None else " Name the checkpoint that it was made from: --against FOLDER."
         raise PosencError(f"{source} holds neither {CONFIG} nor {ADAPTER}: there is no model to compare with.{hint}")
     return source
 
 
 def proof_file(path: str | os.PathLike[str], runtime: str) -> Path:
-    """Where figures are written: into a folder, or beside a file."""
+    """The file for figures: in a folder, or beside a file."""
     place = Path(model_path(path))
     return place / f"proof.{runtime}.json" if place.is_dir() else place.with_name(place.name + ".proof.json")

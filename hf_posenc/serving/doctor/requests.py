@@ -1,4 +1,4 @@
-"""Checks of how a model is asked for: commands, JSON and flat YAML for servers and trainers."""
+"""Checks of serving and training configs: commands, JSON and flat YAML."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ REMOVED = ("rope_scaling", "rope_theta")
 
 @dataclass(frozen=True)
 class Request:
-    """A serving config: its settings under one spelling, and the models that it names where they are on this disk."""
+    """A serving config: its settings with normalized names, and the models it names if they are on this disk."""
 
     settings: dict[str, Any]
     text: str
     folder: Path
     command: bool = False
-    """Whether it was written as one, with flags."""
+    """Whether it is a command with flags."""
     models: dict[str, Checkpoint] = field(default_factory=dict)
     """"model" and "draft"."""
 
@@ -47,12 +47,12 @@ class Request:
 
     @property
     def scaled_by_trainer(self) -> bool:
-        """LLaMA-Factory takes the name of a scaling, and stretches it to the length that it cuts at."""
+        """LLaMA-Factory takes the name of a scaling, and extends it to the length that it truncates at."""
         return "cutoff_len" in self.settings and self.settings.get("rope_scaling") in SCALED
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What is laid over the config of the model."""
+        """Settings that override the model's config."""
         given = parse_config(self.first(OVERRIDES))
         inner = given if isinstance(given, dict) else {}
         asked = self.settings if not self.scaled_by_trainer else {}
@@ -91,8 +91,8 @@ def read_request(path: Path) -> Request:
         data, command = from_text(text)
     if not isinstance(data, dict) or not data:
         raise PosencError(
-            f"{path} is none of the things that are read here: a checkpoint's folder, an adapter's, a GGUF file, or a "
-            "serving config as JSON, YAML or a command."
+            f"{path} is not a checkpoint's or adapter's folder, a GGUF file, or a serving config as JSON, YAML or a "
+            "command."
         )
     settings = {str(key).lstrip("-").replace("-", "_").lower(): value for key, value in data.items()}
     settings |= {k: v for k, v in _inner(settings).items() if k not in settings}
@@ -103,7 +103,7 @@ def read_request(path: Path) -> Request:
 
 
 def _inner(settings: dict[str, Any]) -> dict[str, Any]:
-    """What is said one level further down, of speculation and sampling."""
+    """Nested settings of speculative decoding and sampling."""
     speculative = parse_config(settings.get("speculative_config"))
     found = {"draft_model": speculative.get("model")} if isinstance(speculative, dict) else {}
     for name in ("sampling_params", "generation_config", "generation_parameters", "options"):
