@@ -1,4 +1,4 @@
-"""The sites inside attention: what its layers must do that they do not do by themselves, or leave that they do."""
+"""The sites inside attention: what its layers must do in addition, and what of their own they must leave out."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from .rotary_site import Effects
 from .tables import module_faults
 
 KERNELS = ("sdpa", "eager")
-"""Attention that our own stands on."""
+"""The kernels that our own attention is built on."""
 
 
 def works_inside(effect: Effect, stack: Stack) -> bool:
-    """Whether attention layers must do what they do not do by themselves, or leave what they do."""
+    """Whether the work of attention layers changes."""
     added = effect.bias is not None or effect.pattern is not None or effect.temperature is not None or effect.apart
     return added or rotates_inside(effect, stack) or bool(stack.family.bias and stack.attentions)
 
 
 def rotates_inside(effect: Effect, stack: Stack) -> bool:
-    """Whether q and k are rotated by us, not by the model's own rotary module."""
+    """Whether our attention rotates q and k, in place of the model's own rotary module."""
     return effect.rotation is not None and (effect.rotation.follows_length or not stack.rotaries)
 
 
 def refuse_several_positions(where: Places, stack: Stack, effects: Effects) -> None:
-    """Raise where a scheme needs one position for each token, and the model has several (M-RoPE)."""
+    """Raise where a scheme needs one position for each token and the model has several (M-RoPE)."""
     sections = (getattr(site.own, "mrope_section", None) for site in stack.rotaries)
     kind = stack.config.model_type
     if not any(sections) or (stack.root is where.base and kind in TOLD_ONE):
@@ -71,11 +71,11 @@ def attention_edits(
 
 
 def _refuse_unreached(stack: Stack, groups: list[Group], effects: Effects) -> None:
-    """Raise where some layers that should take part cannot be reached."""
+    """Raise where the scheme is for layers that a patch cannot reach."""
     inside = [effects[group.name] for group in groups if works_inside(effects[group.name], stack)]
     lost = any(effect.rotation is None or effect.rotation.follows_length for effect in inside)
     lost |= any(effect.temperature is not None for effect in inside)
-    if stack.rotaries and stack.unreached and lost:  # layers that rotate by themselves would lose their positions
+    if stack.rotaries and stack.unreached and lost:  # layers out of reach would lose their positions
         names = sorted({type(module).__name__ for module in stack.unreached})
         raise UnsupportedCell(
             f"This scheme, or its temperature, works inside attention, and {', '.join(names)} of this "
@@ -124,12 +124,12 @@ def _text_edits(stack: Stack, groups: list[Group], effects: Effects, geometries:
 
 
 def layers_with_positions(group: Group, geometry: Geometry) -> list[Any]:
-    """The layers of a group that have positions at all."""
+    """The layers of a group that have positions."""
     return [a for i, a in enumerate(group.attentions) if i not in geometry.unturned]
 
 
 def _shared_edits(stack: Stack, effect: Effect, geometry: Geometry, suffix: str) -> list[Edit]:
-    """What the layers of a group share, on the base model."""
+    """Puts what the layers of a group share on the base model."""
     weight: Any = stack.weight.weight
     rotation = effect.rotation if rotates_inside(effect, stack) else None
     assert not isinstance(rotation, CoordinateRotation)
@@ -145,7 +145,7 @@ def _shared_edits(stack: Stack, effect: Effect, geometry: Geometry, suffix: str)
 
 
 def _grid_edits(stack: Stack, effect: Effect) -> list[Edit]:
-    """Layers that rotate by rows and columns, which the model tells them."""
+    """Lets layers rotate by the rows and columns of patches, which the model tells them."""
     if not isinstance(effect.rotation, CoordinateRotation) or effect.bias is not None or effect.pattern is not None:
         raise UnsupportedCell(
             "This scheme looks at the distance between two tokens, and patches of an image are apart by rows and by "
@@ -159,7 +159,7 @@ def _grid_edits(stack: Stack, effect: Effect) -> list[Edit]:
 
 
 def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Mapping[str, Geometry]) -> None:
-    """A cache that drops keys must drop the same ones in all layers, once a pass."""
+    """Raise where a cache cannot drop the same keys in all layers, once in each pass."""
     patched = {id(a) for group in groups for a in group.attentions}
     types = getattr(stack.config, "layer_types", None) or [""] * len(stack.attentions)
     sliding = getattr(stack.config, "sliding_window", None) or any("sliding" in name for name in types)
@@ -173,13 +173,13 @@ def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Mapping[str
         raise UnsupportedCell("This scheme drops keys once a pass, and this model runs its layers more than once.")
 
 
-# --- whether it is still done ----------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 def attention_faults(
     stack: Stack, groups: list[Group], effects: Effects, geometries: Mapping[str, Geometry]
 ) -> list[str]:
-    """`groups`: those of the stack that are patched."""
+    """Where the attention layers of a stack do not do what the scheme means. `groups`: those that are patched."""
     faults = []
     works = any([works_inside(effects[group.name], stack) for group in groups])
     if stack.biases:

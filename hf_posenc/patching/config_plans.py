@@ -1,5 +1,8 @@
-"""Plans that a config can say, so that any transformers runs them: by RoPE parameters for each type of layer, where a
-plan divides none; or by a list of the layers that rotate, where a family has one and nothing else hangs on it."""
+"""Plans that a config can say, so that any transformers runs them.
+
+There are two ways: RoPE parameters for each type of layer, where the plan divides no type; or a list of the layers
+that rotate, where the family has such a list and nothing else depends on it.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ from .rotary_site import MOVING, own_rope, rotary_edits, rotary_faults, scaling_
 from .sealed_rotary import rotary_with
 
 LISTED = {"smollm3": "use_rope"}
-"""Model types whose layers rotate where the list has a 1 and differ in nothing else, and the attribute by which an
-attention layer keeps its entry. In Llama 4 norms and a temperature hang on the list too, and runtimes that know it by
-name rotate three layers of four whatever it says."""
+"""Model types whose layers rotate where the list has a 1 and differ in nothing else; and the attribute in which an
+attention layer keeps its entry. Llama 4 is not here: its norms and a temperature depend on the list too, and runtimes
+that know the model by name rotate three layers of four whatever the list says."""
 Effects = Mapping[str, Effect]
 
 
 def config_plans_for(scheme: Scheme, where: Places) -> list[Plan]:
-    """A plan as those parts of a config could say it that this model's has; whether they can, its edits will tell."""
+    """The plan in each way that this model's config might say it. The edits show whether the config really can."""
     if not isinstance(scheme, Plan):
         return []
     whole = all(count == 1 for count in Counter(group.layer_type for group in where.groups).values())
@@ -42,14 +45,14 @@ def config_plans_for(scheme: Scheme, where: Places) -> list[Plan]:
 
 
 def check_config_plan(where: Places, effects: Effects) -> None:
-    """Raise where some part does what no config says."""
+    """Raise where some part of a plan does what no config can say."""
     for effect in effects.values():
         added = effect.table is not None and not isinstance(effect.table, OwnTable)
         if added or effect.own_temperature is not None or is_sealed([effect], where.family):
             raise UnsupportedCell("This plan does what no config can say.")
 
 
-# --- by a list of the layers that rotate ---
+# --- a list of the layers that rotate --------------------------------------------------------------------------------
 
 
 def layer_list_edits(
@@ -60,7 +63,7 @@ def layer_list_edits(
     reach: Span,
     before: Sequence[int],
 ) -> list[Edit]:
-    """`before`: the list as it was. Those of the other runtimes that count layers by themselves are stopped."""
+    """Writes the plan into the list (which was `before`), and stops runtimes that ignore the list."""
     flags, attribute = _flags(groups, effects, before), LISTED[stack.config.model_type]
     _refuse_other_layers(stack, before, flags)
     edits: list[Edit] = [Swap(stack.config, BY_LIST, flags)]
@@ -77,7 +80,7 @@ def layer_list_edits(
         own = Rotation(inv_freq=live, attention_scaling=scaling_of(site.own, ""))
         edits += entries_for_others(stack.config, rope, own, reach.target)
         module = rotary_with({}, site, stack).to(groups[0].inv_freq.device)  # type: ignore[union-attr]
-        edits.append(Swap(site.owner, site.name, Rotary(module), beside=stack.weight))  # in fp32, whatever comes
+        edits.append(Swap(site.owner, site.name, Rotary(module), beside=stack.weight))  # stays in fp32
     told = any(isinstance(edit, Entry) and edit.name == LAYERS for edit in edits)
     return edits if told else [*edits, Entry(stack.config, LAYERS, 0)]
 
@@ -85,7 +88,7 @@ def layer_list_edits(
 def layer_list_faults(
     stack: Stack, groups: list[Group], patched: list[Group], effects: Effects, original: Mapping[str, Any]
 ) -> list[str]:
-    """Where layers do not rotate as the list of a patched config should say."""
+    """Where layers do not rotate as the plan means, or the list does not say so."""
     flags, attribute = _flags(patched, effects, original[BY_LIST]), LISTED[stack.config.model_type]
     faults = []
     if list(stack.config.no_rope_layers) != flags:
@@ -101,7 +104,7 @@ def layer_list_faults(
 
 
 def rotates_nothing(group: Group) -> bool:
-    """Whether the layers of a group do not rotate because their config's list says so."""
+    """Whether the list in the config says that no layer of a group rotates."""
     attribute = LISTED.get(group.stack.config.model_type)
     return attribute is not None and not any(getattr(layer, attribute, True) for layer in group.attentions)
 
@@ -111,7 +114,7 @@ def _groups_that_rotate(groups: list[Group], effects: Effects) -> list[Group]:
 
 
 def _flags(groups: list[Group], effects: Effects, before: Sequence[int]) -> list[int]:
-    """The list with the plan in it: 1 for each layer that rotates."""
+    """The list that the plan means: 1 for each layer that rotates, 0 for the others."""
     flags = list(before)
     for group in groups:
         for layer in group.attentions:
@@ -127,7 +130,7 @@ def _refuse_several(
     named = {id(layer) for group in groups for layer in group.attentions}
     left = any(flags[layer.layer_idx] for layer in stack.attentions if id(layer) not in named)
     one = all(effects[group.name].rotation == meant for group in turned)
-    if one and left:  # they keep the model's own angles
+    if one and left:  # layers outside the plan keep the model's own angles
         own: Any = turned[0].inv_freq
         near = torch.allclose(own.float().cpu(), torch.tensor(meant.inv_freq), rtol=1e-6)
         scaled = scaling_of(stack.rotaries[0].own, "") == meant.attention_scaling
@@ -137,8 +140,7 @@ def _refuse_several(
 
 
 def _refuse_other_layers(stack: Stack, before: Sequence[int], flags: list[int]) -> None:
-    """Raise unless the config comes back from a file with this list, and layers built from it differ from the live
-    ones in the list's own attribute alone."""
+    """Raise unless a file keeps this list, and layers built from it differ only in the attribute for the list."""
     config, attribute = stack.config, LISTED[stack.config.model_type]
     changed = copy.deepcopy(config)
     changed.no_rope_layers = flags

@@ -19,52 +19,52 @@ Placement = tuple[torch.device, torch.dtype]
 
 
 class Edit:
-    """Something about a model that has two states. As it stands: one that is there or not, and holds no tensors."""
+    """Something about a model that has two states. By default these are there or not there, and hold no tensors."""
 
     def goal(self) -> Any:
-        """The state that the edit is there for."""
+        """The state that the edit is to bring about."""
         return True
 
     def look(self) -> Any:
-        """The state that it is in now."""
+        """The state now."""
         raise NotImplementedError
 
     def put(self, state: Any, /) -> None:
-        """Let it be in a state, whatever it is in now; to do it again, also after half of it, changes nothing."""
+        """Bring about a state, whatever the state is now. It can be done again, even after an interruption."""
         raise NotImplementedError
 
     def placement(self, live: Any, /) -> Placement | None:
-        """Where the tensors of a state that is live are, and their dtype, if it has some."""
+        """The device and dtype of the tensors in a live state; None if there are none."""
         return None
 
     def follow_move(self, parked: Any, before: Any, now: Any, /) -> Any:
-        """A state that was put away, as it would be now if it had stayed when the live one was moved or cast."""
+        """A parked state as it would be if it had been moved and cast along with the live one."""
         return parked
 
 
 class Held(NamedTuple):
-    """What an attribute holds, or once held."""
+    """What an attribute holds, or held."""
 
     value: Any
     plain: bool = False
-    """Whether a module holds it as Python does, not as a parameter, a buffer or a module."""
+    """Whether a module holds it as a plain attribute, not as a parameter, a buffer or a submodule."""
 
 
 @dataclass
 class Swap(Edit):
-    """An attribute, and a value to put there."""
+    """Puts a value into an attribute."""
 
     target: Any
     name: str
     value: Any
     beside: nn.Module | None = None
-    """A module that is moved and cast as the value would be, where what takes its place meanwhile is not."""
+    """A module that is moved and cast as the parked value should be, where the value that replaces it is not."""
 
     def goal(self) -> Held:
         return Held(self.value)
 
     def look(self) -> Held:
-        """What is there now; a method of a class is not the target's own, and comes back when what hides it goes."""
+        """What is there now. A method of the class counts as missing: it comes back when the attribute is deleted."""
         value = getattr(self.target, self.name, MISSING)
         own = vars(self.target) if isinstance(self.target, nn.Module) or ismethod(value) else {}
         if ismethod(value) and self.name not in own:
@@ -72,10 +72,10 @@ class Swap(Edit):
         return Held(value, self.name in own)
 
     def put(self, held: Held) -> None:
-        """Let the attribute hold this, whatever it holds now: to do it twice, or again after half of it, is the same.
+        """Let the attribute hold this, whatever it holds now.
 
-        A module that registers a name (a parameter, a submodule) goes on doing so with None; so one that was plain
-        None before, or not there, must be taken out first.
+        A module that has registered a name (for a parameter or a submodule) keeps it registered when that is set to
+        None. So where the attribute was plain None before, or missing, it is deleted first.
         """
         gone = _is_missing(held.value)
         if (gone or (held.value is None and held.plain)) and not _is_missing(self.look().value):
@@ -84,12 +84,12 @@ class Swap(Edit):
             setattr(self.target, self.name, held.value)
 
     def placement(self, live: Held) -> Placement | None:
-        """Where the tensors of the value that is there are, and their dtype; of the module beside it, if there is."""
+        """The device and dtype of the value, or of the module `beside` it."""
         guide = self.beside or live.value
         return _placement(guide) if _holds_numbers(guide) else None
 
     def follow_move(self, held: Held, before: Placement | None, now: Placement | None) -> Held:
-        """A value that was taken out, as it would be now if it had stayed there when the model was moved or cast."""
+        """A parked value as it would be if it had been on the model when that was moved or cast."""
         if now is None or before is None or now == before or not _holds_numbers(held.value):
             return held
         return held._replace(value=_move(held.value, *now))
@@ -97,7 +97,7 @@ class Swap(Edit):
 
 @dataclass
 class Entry(Edit):
-    """A key of a config that its class does not know, or does not write; it is written with the others."""
+    """Puts a key into a config that its class does not know; the config writes it with its other keys."""
 
     config: Any
     name: str
@@ -143,7 +143,7 @@ class Hooks(Edit):
 
 
 class Reference(NamedTuple):
-    """A module that holds a config."""
+    """A module that holds a config, and the copy that is to replace the config."""
 
     module: nn.Module
     name: str
@@ -171,17 +171,17 @@ class OwnConfigs(Edit):
 
 
 class State(NamedTuple):
-    """Which of the two states of a model is live, and what belongs to the other one, edit by edit."""
+    """Which of a model's two states is live, and what belongs to the other one, edit by edit."""
 
     applied: bool
     parked: Sequence[Any]
     placements: Sequence[Placement | None]
-    """Where the live values were when they were put there: if they are elsewhere now, the parked ones follow."""
+    """The device and dtype of the live values when they were put there. If these change, the parked values follow."""
 
 
 @dataclass
 class Journal:
-    """The edits of one patch, in order, and what they put out of the model or will put into it.
+    """The edits of one patch, in order, with the values that are not on the model now.
 
     For example, a model's `wpe` is exchanged for a table of sines, and its config is told a length:
 
@@ -191,16 +191,16 @@ class Journal:
     >>> journal.undo()  # parked are sines, and 4096; the own table is back, on the GPU as sines were
     >>> journal.apply()  # and the other way round
 
-    First all edits look at what is there and change nothing. Then each puts its value, which can be done twice; and
-    what was there is noted as parked, for all edits in one step. So an exception that comes at any moment (Ctrl-C,
-    say) finds the notes as they were, and everything is put back that they call live; or finds it done.
+    First all edits look at what is there, and change nothing. Then each one puts its value, which does no harm when it
+    is done twice. At the end one assignment notes for all edits what was there. So an exception at any moment (Ctrl-C,
+    for example) finds either the old note, and everything is put back as that says; or the new one, and all is done.
     """
 
     edits: Sequence[Edit] = field(default_factory=list)
     final: str | None = None
-    """Why this patch cannot be undone, where the original is not at hand."""
+    """Why this patch cannot be undone; None where it can."""
     state: State | None = None
-    """None before the first time that it is applied."""
+    """None until the journal is applied for the first time."""
 
     @property
     def applied(self) -> bool:
@@ -209,7 +209,7 @@ class Journal:
     def apply(self) -> None:
         if not self.applied:
             self._exchange(True)
-            for edit in self.edits:  # what was planned is live now, and may be replaced by others: not to be kept here
+            for edit in self.edits:  # these values are on the model now, and must not be kept alive here
                 if isinstance(edit, Swap):
                     edit.value = None
 
@@ -218,7 +218,7 @@ class Journal:
             self._exchange(False)
 
     def forget(self) -> None:
-        """Let go of all that was put away, once it is undone for good: a cycle would keep it for a while."""
+        """Release all parked values after the last undo. A reference cycle would keep them alive for a while."""
         self.edits, self.state = [], None
 
     def _exchange(self, applied: bool) -> None:
@@ -237,7 +237,7 @@ class Journal:
             raise
 
     def _values_to_put(self, live: Sequence[Any]) -> list[Any]:
-        """What the edits are to put, moved and cast to where the live values are."""
+        """The values that the edits are to put, moved and cast to where the live values are."""
         if self.state is None:
             return [edit.goal() for edit in self.edits]
         parts = zip(self.edits, self.state.parked, self.state.placements, live, strict=True)
@@ -252,7 +252,7 @@ def _is_same_config(one: Any, other: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    # By equality, since a model that went through pickle has a copy of the marker.
+    # Compared by equality, since pickle makes a copy of the marker.
     return isinstance(value, str) and value == MISSING
 
 
@@ -261,7 +261,7 @@ def _holds_numbers(value: Any) -> bool:
 
 
 def _move(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """A module, parameter or buffer on another device and in another dtype; the first two stay the same object."""
+    """A module, parameter or buffer, moved and cast. Modules and parameters stay the same objects."""
     if isinstance(value, nn.Parameter):
         value.data = value.data.to(device, dtype)
         return value
@@ -271,6 +271,6 @@ def _move(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
 def _placement(value: Any) -> Placement | None:
     if isinstance(value, Tensor):
         return value.device, value.dtype
-    # Buffers first: frequencies that are parameters do not follow the dtype of the model.
+    # Buffers come first: frequencies that are parameters do not follow the dtype of the model.
     tensors = chain(value.buffers(), value.parameters())
     return next(((t.device, t.dtype) for t in tensors if t.is_floating_point()), None)

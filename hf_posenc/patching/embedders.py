@@ -1,6 +1,6 @@
 """Sentence embedders: the transformers model inside a SentenceTransformer, and the length that it cuts texts at.
 
-sentence-transformers is an extra: here it is known by its name alone.
+sentence-transformers is an optional dependency, so its class is recognised by name here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LIBRARY, KIND = "sentence_transformers", "SentenceTransformer"
 
 
 def is_embedder(model: Any) -> bool:
-    """Whether this is a SentenceTransformer, which need not be installed to ask."""
+    """Whether this is a SentenceTransformer. The library need not be installed."""
     return any(c.__name__ == KIND and c.__module__.partition(".")[0] == LIBRARY for c in type(model).__mro__)
 
 
 def inner_model(model: Any) -> Any:
-    """The transformers model inside a SentenceTransformer; anything else as it is."""
+    """The transformers model inside a SentenceTransformer; any other object itself."""
     if not is_embedder(model):
         return model
     found: list[PreTrainedModel] = []
@@ -47,7 +47,7 @@ def _collect(module: nn.Module, found: list[PreTrainedModel]) -> None:
 
 
 def length_edit(model: Any, length: int) -> Swap:
-    """Lets a SentenceTransformer read so many tokens: its `max_seq_length` is its tokenizer's own."""
+    """Lets a SentenceTransformer read so many tokens: its `max_seq_length` is that of its tokenizer."""
     tokenizer = getattr(model, "tokenizer", None)
     if not hasattr(tokenizer, "model_max_length"):
         raise UnsupportedModel(

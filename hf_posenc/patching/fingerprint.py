@@ -1,7 +1,7 @@
 """A few numbers of a base model's weights, by which an adapter knows the model that it was trained on.
 
-An adapter on a base into which it was merged already, or on another version of its base, is another model, and
-nothing in a config would tell.
+An adapter on another version of its base, or on a base into which it was merged already, makes another model, and no
+config shows that.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..core.tables import ReplacementTable
 from ..errors import PosencError
 
 SAMPLE, TENSORS = 64, 24
-"""Numbers of each tensor, and how many tensors: one for each place in a layer."""
+"""How many numbers of each tensor, and how many tensors: one for each place in a layer."""
 APART = 0.25
-"""The part of a sample that may differ: a number that was rounded twice on its way is not always the same."""
+"""The part of a sample that may differ: a number that was rounded twice may come out differently."""
 GENTLE = ("gaussian", "eva", "orthogonal")
-"""Ways to start an adapter, by their names, that leave the weights below it as they are."""
+"""The names of ways to start an adapter that do not change the weights below it."""
 KINDS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Fingerprint = dict[str, dict[str, Any]]
@@ -30,7 +30,7 @@ Fingerprint = dict[str, dict[str, Any]]
 
 
 def fingerprint(model: nn.Module) -> Fingerprint:
-    """Of the base model, which may carry PEFT adapters. What is quantised or sharded is left out."""
+    """The fingerprint of a base model, with or without PEFT adapters. Quantised and sharded weights are left out."""
     chosen: dict[str, tuple[bool, str, Tensor]] = {}
     for name, tensor, adapted in base_weights(model):
         place = re.sub(r"\d+", "#", name)
@@ -44,9 +44,9 @@ def fingerprint(model: nn.Module) -> Fingerprint:
 
 
 def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """The weights of a base model that can be looked at, by the names that they have without adapters.
+    """The weights of a base model that can be compared: plain name, tensor, and whether an adapter is on it.
 
-    The last of each three: whether an adapter stands on it. Biases and what a scheme brings may be trained in place.
+    Biases and parameters of a scheme are left out, since they may be trained together with the adapter.
     """
     configs: dict[str, Any] = getattr(model, "peft_config", {})
     starts = [getattr(config, "init_lora_weights", True) for config in configs.values()]
@@ -68,10 +68,10 @@ def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def refuse_other_weights(model: nn.Module, seen: Any, path: str) -> None:
-    """Raise where a base model has not the weights that an adapter was trained on."""
+    """Raise where a base model has other weights than the adapter was trained on."""
     live = {name: tensor for name, tensor, _ in base_weights(model)}
     for name, (shape, dtype, values) in read_fingerprint(seen).items():
-        if name not in live or live[name].shape != shape:  # quantised, or grown: not to be compared
+        if name not in live or live[name].shape != shape:  # it is quantised or has grown, and cannot be compared
             continue
         found = _pick_numbers(live[name])
         kinds = _dtypes_to_compare(dtype, live[name].dtype, found)
@@ -84,7 +84,7 @@ def refuse_other_weights(model: nn.Module, seen: Any, path: str) -> None:
 
 
 def read_fingerprint(data: Any) -> dict[str, tuple[torch.Size, torch.dtype, Tensor]]:
-    """A fingerprint as a file holds it, read strictly."""
+    """Read a fingerprint from a file strictly."""
     try:
         return {
             name: (
@@ -101,7 +101,7 @@ def read_fingerprint(data: Any) -> dict[str, tuple[torch.Size, torch.dtype, Tens
 
 
 def _dtypes_to_compare(trained: torch.dtype, live: torch.dtype, found: Tensor) -> set[torch.dtype]:
-    """The coarser of two dtypes, and those that the live numbers may have been rounded to on their way."""
+    """The coarser of two dtypes, and those that the live numbers may have been rounded to."""
     rounded = {kind for kind in KINDS.values() if torch.equal(found.to(kind).float(), found)}
     return {max(trained, live, key=lambda kind: torch.finfo(kind).eps), *rounded}
 
@@ -111,7 +111,7 @@ def _part_that_differs(one: Tensor, other: Tensor, kind: torch.dtype) -> float:
 
 
 def _is_comparable(tensor: Tensor) -> bool:
-    """Whether a weight is all there, as numbers that can be compared."""
+    """Whether a weight is whole, and made of plain numbers that can be compared."""
     whole = type(tensor.data) is Tensor and tensor.device.type != "meta" and tensor.numel() > 0
     return whole and tensor.dtype in KINDS.values()
 

@@ -16,7 +16,7 @@ from .tables import live_table
 
 
 def new_rows(model: Any) -> dict[str, Tensor]:
-    """By name of parameter, a mask over the rows that `learned` made anew, and did not take over from a table.
+    """By name of parameter, a mask over the rows that `learned` made new instead of taking them from a table.
 
     Names are those of `model.named_parameters()`. To tune only these rows, multiply the gradient by the mask:
     `parameter.register_hook(lambda grad: grad * mask[:, None].to(grad))`; and let no weight decay shrink the others.
@@ -30,7 +30,7 @@ def new_rows(model: Any) -> dict[str, Tensor]:
         new = None if source is None else source.new_rows(stack.table is not None and _had_table(record, where))
         if new is not None:
             table = live_table(stack)
-            kept = torch.zeros(table.offset, dtype=torch.bool)  # rows before position 0 are the family's own
+            kept = torch.zeros(table.offset, dtype=torch.bool)  # rows before position 0 belong to the family
             masks[names[id(table.weight)]] = torch.cat([kept, new]).to(table.weight.device)
     if not masks:
         found = "is not patched" if record is None else f"is patched with {record.scheme.name!r}"
@@ -45,6 +45,6 @@ def _had_table(record: Record | None, where: Places) -> bool:
 
 
 def _source(record: Record | None) -> TableSource | None:
-    """What made the table of a text model; groups of layers share one."""
+    """The source of a text model's table, which all groups of layers share."""
     table = None if record is None else next(iter(record.effects().values())).table
     return None if isinstance(table, OwnGrid) else table

@@ -1,4 +1,4 @@
-"""A plan on a live model: which layers its parts mean, and the angles that each part gives them."""
+"""A plan on a live model: which layers its parts are for, and the angles that each part gives them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _refuse_family(where: Places) -> None:
 
 
 def divide_places(where: Places, scheme: Scheme) -> Places:
-    """The places of a model with its groups of layers divided as a plan says; layers left out stay together."""
+    """The places of a model, with groups of layers divided by a plan. Layers that it leaves out stay in one group."""
     if not isinstance(scheme, Plan):
         return where
     _refuse_family(where)
@@ -80,7 +80,7 @@ def divide_places(where: Places, scheme: Scheme) -> Places:
 def check_parts(
     where: Places, groups: list[Group], effects: dict[str, Effect], geometries: dict[str, Geometry]
 ) -> None:
-    """Raise where parts of a plan ask for what layers cannot have apart from others."""
+    """Raise where parts of a plan want something that layers can only have together."""
     stack = where.stacks[0]
     if any(effect.table is not None and not isinstance(effect.table, OwnTable) for effect in effects.values()):
         raise UnsupportedCell(
@@ -107,7 +107,7 @@ def check_parts(
 
 
 def plan_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[Edit]:
-    """The model's own rotary module stays, and tells positions; each part gets one of its own beside it."""
+    """Keeps the model's own rotary module, which now tells positions, and puts one beside it for each part."""
     if len(stack.rotaries) != 1 or any(ANGLES not in argument_names(a) for g in groups for a in g.attentions):
         raise UnsupportedCell(
             f"The attention layers of this {stack.config.model_type!r} model are not told their angles: a plan cannot "
@@ -139,7 +139,7 @@ def plan_rotary_edits(stack: Stack, groups: list[Group], effects: dict[str, Effe
 
 
 def plan_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, Effect]) -> list[str]:
-    """Where parts of a plan are not rotated as it says."""
+    """Where layers do not rotate as their part of the plan says."""
     faults = []
     for site in stack.rotaries:
         if not isinstance(site.module, Rotary) or not site.module.carries_positions:
@@ -160,7 +160,7 @@ def plan_rotary_faults(stack: Stack, groups: list[Group], effects: dict[str, Eff
 
 
 def layer_descriptions(scheme: Scheme, where: Places) -> dict[str, str]:
-    """What each group of layers does, those left out included; nothing to say where there is no plan."""
+    """What each group of layers does, layers that the plan leaves out included; empty where there is no plan."""
     if not isinstance(scheme, Plan):
         return {}
     found = {}

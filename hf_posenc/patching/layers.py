@@ -1,7 +1,7 @@
 """Attention layers that read `rope_parameters` by themselves when they are built.
 
-DeepSeek and its kin fold a temperature into their scaling there. A patched layer must have noted what one has that is
-built from the config which the patch writes; so such layers are built, and compared.
+DeepSeek and similar models put a temperature into their scaling there. A patched layer must hold the values that a
+layer built from the patched config would hold. To know these values, layers are built and compared.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..families.places import FREQUENCIES
 from .edits import MISSING, Edit, Swap
 
 PASSED_ON = "rope_parameters"
-"""An attribute that holds the parameters themselves: it is replaced, not compared."""
+"""An attribute that holds the parameters themselves. It is replaced, not compared."""
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None))
 Values = dict[tuple[str, str], Any]
-"""By path of a module within a layer, and name of its attribute."""
+"""Values by the path of a module within a layer and the name of its attribute."""
 Changes = list[tuple[Any, Values]]
-"""Layers, and what they would note otherwise."""
+"""Layers, each with the values that change."""
 
 
 def values_of(layer: nn.Module) -> Values:
-    """What a layer has noted in plain values, but for rotary modules inside it."""
+    """The plain values that a layer holds in attributes, without those of rotary modules inside it."""
     return {
         (path, name): value
         for path, module in layer.named_modules()
@@ -44,9 +44,9 @@ def _is_rotary(module: nn.Module) -> bool:
 
 
 def built_values(own: Any, config: Any) -> Values | None:
-    """What a layer of the same class as this one notes when it is built from a config; None if it cannot be built.
+    """The values that a layer of this class holds when it is built from a config; None if it cannot be built.
 
-    On the meta device, where weights take no memory and next to no time.
+    It is built on the meta device, where weights take no memory and hardly any time.
     """
     arguments = {"config": config}
     for name in list(inspect.signature(type(own).__init__).parameters)[1:]:
@@ -55,14 +55,14 @@ def built_values(own: Any, config: Any) -> Values | None:
     try:
         with torch.device("meta"):
             return values_of(type(own)(**arguments))
-    except Exception:  # every class has its own ways to want more than its config
+    except Exception:  # a class may need more than a config
         return None
 
 
 def changes_between(stack: Stack, before: Any, after: Any) -> Changes:
-    """The layers of a stack that note other values when they are built from another config, with the new ones.
+    """The layers of a stack that hold other values when they are built from another config, with the new values.
 
-    One layer of each kind is asked, and the others of its kind where it changes: in most families none does.
+    One layer of each kind is built first, and the others only if that one changes: in most families none does.
     """
     found: Changes = []
     for layers in _kinds(stack):
@@ -73,7 +73,7 @@ def changes_between(stack: Stack, before: Any, after: Any) -> Changes:
 
 
 def _kinds(stack: Stack) -> list[list[Any]]:
-    """The layers that rotate, by class and type."""
+    """The layers that rotate, grouped by class and type."""
     types, kinds = getattr(stack.config, "layer_types", None) or [], dict[Any, list[Any]]()
     for layer in (*stack.attentions, *stack.unreached):
         index = getattr(layer, "layer_idx", None)
@@ -83,7 +83,7 @@ def _kinds(stack: Stack) -> list[list[Any]]:
 
 
 def changed_values(own: Any, before: Any, after: Any) -> Values:
-    """What a layer notes otherwise when it is built from another config."""
+    """The values that differ when a layer is built from another config."""
     old, new = built_values(own, before), built_values(own, after)
     if old is None:
         return {}
@@ -93,7 +93,7 @@ def changed_values(own: Any, before: Any, after: Any) -> Values:
 
 
 def layer_edits(stack: Stack, changes: Changes, after: Any) -> list[Edit]:
-    """Lets the layers of a stack note what those do that are built from this config."""
+    """Gives the layers of a stack the values that layers built from this config hold."""
     edits: list[Edit] = []
     for layer, values in changes:
         live, built = values_of(layer), built_values(layer, stack.config) or {}
@@ -112,16 +112,17 @@ def layer_edits(stack: Stack, changes: Changes, after: Any) -> list[Edit]:
 
 
 def first_change(changes: Changes) -> str:
-    """The first of some changes, for people."""
+    """The first change, in words."""
     layer, values = changes[0]
     (path, name), value = next(iter(values.items()))
     return f"{type(layer.get_submodule(path)).__name__} would have {name}={value!r}"
 
 
 def layer_faults(stack: Stack, config: Any, others: Sequence[Any]) -> list[str]:
-    """Where live layers have not noted what they would when built from this config.
+    """Where live layers do not hold the values that layers built from this config hold.
 
-    `others`: the same config with other rope parameters, which show what is read from them: all else is not asked.
+    `others`: the same config with other rope parameters. Only values that differ between these configs are compared,
+    since only they are read from the parameters.
     """
     faults = []
     for layers in _kinds(stack):

@@ -1,4 +1,4 @@
-"""Which channels a live model rotates, found by watching it: models pair them differently, some rotate none."""
+"""Which channels a live model rotates. It is run and watched, since models pair channels differently."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..runtime.positions import PREFIX
 from ..runtime.rotation import HALVES, LAYOUTS, rotate
 
 KNOWN = {"llama": HALVES, "mistral": HALVES, "qwen2": HALVES, "qwen3": HALVES}
-"""Model types that need not be watched, so that their checkpoints can be patched without weights."""
+"""Model types that need not be watched, so that their checkpoints can be patched without loading weights."""
 WATCHED = PREFIX + "watched"
 
 
 def attend_and_keep_keys(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    """The family's own eager attention, which lets the layer keep the keys that it was given."""
+    """The family's own eager attention, which also keeps the layer's keys."""
     module.posenc_keys = key.detach()
     return own_eager(module)(module, query, key, value, attention_mask, **kwargs)
 
@@ -33,13 +33,13 @@ AttentionMaskInterface.register(WATCHED, eager_mask)
 
 
 def watch_layout(group: Group) -> tuple[str, tuple[int, ...]]:
-    """How pairs of channels lie in a group of layers, and which of those layers rotate nothing.
+    """How channels form pairs in a group of layers, and which of those layers rotate nothing.
 
-    One token sees only itself, so that its states are the same wherever it stands: what differs in its keys between
-    two positions is the rotation.
+    A single token sees only itself, so its states are the same at every position. If its keys differ between two
+    positions, the difference is the rotation.
     """
     kind = group.stack.config.model_type
-    if kind in KNOWN or not group.attentions:  # without attention to work in the scheme is refused later
+    if kind in KNOWN or not group.attentions:  # without attention layers the scheme is refused later
         return KNOWN.get(kind, HALVES), ()
     try:
         before, after = (_keys(group, position) for position in (0, 3))
@@ -85,7 +85,7 @@ def _keys(group: Group, position: int) -> list[Tensor]:
 
     def put_back() -> None:
         set_attention(config, kernel)
-        for module in training:  # one by one: parts may have been set apart
+        for module in training:  # one by one, since some parts may have been in eval mode
             module.training = True
         for attention in group.attentions:
             vars(attention).pop("posenc_keys", None)
@@ -100,5 +100,5 @@ def _keys(group: Group, position: int) -> list[Tensor]:
             return [attention.posenc_keys.float() for attention in group.attentions]
         finally:
             put_back()
-    finally:  # once more, for Ctrl-C in the midst of it
+    finally:  # once more, for a Ctrl-C while it ran
         put_back()

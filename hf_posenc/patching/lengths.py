@@ -29,7 +29,7 @@ def trained_length(model: Any) -> int:
 
 
 def reach(model: Any) -> int | None:
-    """Where the positions of a model end; None if they do not, or that is not known."""
+    """Where the positions of a model end; None where they do not end, or where that is not known."""
     where = places_or_none(unwrap_model(model))
     for stack in where.stacks if where else []:
         table: Any = None if stack.grid else live_table(stack)
@@ -48,7 +48,7 @@ def refuse_beyond_reach(model: Any, length: int) -> None:
 
 
 def places_or_none(model: Any) -> Places | None:
-    """Where positions enter a model; None for one that cannot be patched, but evaluated all the same."""
+    """Where positions enter a model; None for a model that cannot be patched, which may still be evaluated."""
     try:
         return places(model)
     except UnsupportedModel:

@@ -19,15 +19,18 @@ from .rotary_site import own_rope
 from .sizes import config_length
 
 LOCAL = ("sliding", "local", "chunked")
-"""In the names of layer types that never look far, and so are left alone unless asked for."""
+"""Words in the names of layer types that never look far. Such layers are patched only on request."""
 LENGTHS = ("target_length", "factor", "trained_length")
-"""Options of every scheme that make sense on text alone."""
+"""Options of every scheme that make sense only for text."""
 
 
 def measure(
     where: Places, scheme: Scheme, existing: str | None, layer_types: Sequence[str] | str | None = None
 ) -> Geometries:
-    """The geometries that a scheme starts from, with the user's corrections, for the layers that it is meant for."""
+    """The geometries that a scheme starts from, for the groups of layers that are to be patched.
+
+    Options of the scheme, such as `trained_length`, correct what the config says.
+    """
     if isinstance(scheme, Plan):
         if layer_types is not None:
             raise PosencError("A plan says itself which layers are meant: leave layer_types out.")
@@ -42,7 +45,7 @@ def measure(
 
 
 def _refuse_lengths(where: Places, given: dict[str, Any], layer_types: Any) -> None:
-    """Raise where a vision model is told what makes sense on text alone, or is none that we know."""
+    """Raise where a vision model is given options that make sense only for text, or cuts images in an unknown way."""
     kind = where.config.model_type
     for name, value in {**given, "layer_types": layer_types}.items():
         if value is not None:
@@ -55,7 +58,7 @@ def _refuse_lengths(where: Places, given: dict[str, Any], layer_types: Any) -> N
 
 
 def groups_of_types(where: Places, layer_types: Sequence[str] | str | None) -> list[Group]:
-    """The groups of layers to patch: all except sliding-window layers, or those asked for."""
+    """The groups of layers to patch: those of the types asked for, or all without a sliding window."""
     known = sorted({group.layer_type for group in where.groups if group.layer_type})
     if layer_types is None:
         far = [g for g in where.groups if not any(word in g.layer_type for word in LOCAL)]
@@ -94,7 +97,7 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None,
             "give trained_length=."
         )
     found = model_sizes(group)
-    # Of other types it is not known whether some layers, or some channels, are left unrotated.
+    # Other types of models may leave some layers or some channels unrotated.
     whole = rope is not None and group.stack.config.model_type in KNOWN and found["rotary_dim"] == found["head_dim"]
     counted = {"layers": len(group.attentions) - len(unturned)} if scheme.per_layer else {}
     geometry = Geometry(
@@ -107,13 +110,13 @@ def _geometry(where: Places, group: Group, scheme: Scheme, existing: str | None,
         grid=group.stack.grid,
         whole=whole and scheme.temperature is not None and not planned,
     )
-    if planned and unturned and scheme.effect_on(geometry).rotation is None:  # which is for layers of any kind
+    if planned and unturned and scheme.effect_on(geometry).rotation is None:  # it works on every layer
         return replace(geometry, unturned=(), layers=len(group.attentions) if scheme.per_layer else 0)
     return geometry
 
 
 def model_sizes(group: Group) -> dict[str, Any]:
-    """The numbers of a geometry that weights are made for."""
+    """The numbers of a geometry that depend on the model's weights alone."""
     stack, head = group.stack, _head_dim(group)
     return {
         "hidden_size": stack.config.hidden_size,
@@ -137,7 +140,7 @@ def _head_dim(group: Group) -> int:
 def _start_on_scaled(
     rope: dict[str, Any], trained: int | None, existing: str | None, scheme: Scheme
 ) -> tuple[dict[str, Any], int | None]:
-    """What to start from on a model whose RoPE is scaled already."""
+    """The RoPE and the length to start from on a model whose RoPE is scaled already."""
     kind, original = rope["rope_type"], rope.get("original_max_position_embeddings")
     if existing is None:
         warnings.warn(

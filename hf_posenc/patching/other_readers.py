@@ -1,8 +1,8 @@
-"""What config.json tells those who do not read `rope_parameters` as transformers does.
+"""What config.json says to runtimes that do not read `rope_parameters` as transformers does.
 
-Some runtimes read the older keys `rope_theta` and `rope_scaling` alone; llama.cpp's converter passes over what it does
-not know with a warning. Each is told what it needs to be right or, where it would be wrong all the same, something
-that it cannot take: a key that transformers does not look at.
+Some runtimes read only the older keys `rope_theta` and `rope_scaling`. llama.cpp's converter skips what it does not
+know, with a warning. Each runtime is given the keys that make it right. Where no key can make it right, it is given a
+value that makes it stop, in a key that transformers does not read.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from .edits import Entry
 
 THETA, SCALING = "rope_theta", "rope_scaling"
 SEE = "see rope_parameters"
-"""No number: whoever reads theta here, and nothing else, stops."""
+"""Not a number, so that a runtime stops which reads theta from this key alone."""
 LAYERS = "n_layers"
-"""llama.cpp's converter takes it for the number of layers, before `num_hidden_layers`; with none it has no place for
-the weights, and refuses."""
+"""llama.cpp's converter reads the number of layers from this key before `num_hidden_layers`. With 0 layers it finds no
+place for the weights, and refuses."""
 WRITTEN = (THETA, SCALING, LAYERS)
-"""The keys that a patch may write for others."""
+"""The keys that a patch may write for other runtimes."""
 NEAR = 2e-5
-"""Frequencies agree when none differs by more than this part of it."""
+"""The largest relative difference between frequencies that agree."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Which types of RoPE a runtime computes from a config, by model type."""
+    """Which types of RoPE a runtime can compute from a config, by model type."""
 
     common: frozenset[str]
-    """For every model type that is not listed."""
+    """The types for every model type that is not in `by_model`."""
     by_model: Mapping[str, frozenset[str]]
 
     def types(self, model_type: str) -> frozenset[str]:
@@ -52,7 +52,7 @@ CONVERTER = Reader(
     },
 )
 """llama.cpp's convert_hf_to_gguf.py, by its source of 2026-08-22: classes that write their keys by themselves write
-theta alone, or nothing of RoPE."""
+only theta, or nothing about RoPE."""
 SCALED = PLAIN | {"linear", "yarn", "llama3", "longrope", "proportional"}
 PASSED_ON = (
     *("afmoe", "apertus", "bitnet", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "falcon_h1", "granite"),
@@ -60,11 +60,11 @@ PASSED_ON = (
     *("qwen2", "qwen3", "qwen3_next", "seed_oss"),
 )
 LEGACY = Reader(PLAIN, dict.fromkeys(PASSED_ON, SCALED))
-"""mlx-lm 0.32.2, by its source: the models that pass `rope_scaling` on; the others read theta."""
+"""mlx-lm 0.32.2, by its source: these models pass `rope_scaling` on; the others read only theta."""
 
 
 def keys_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> dict[str, Any]:
-    """Keys to write beside `rope_parameters`, which mean the rotation `meant`, in a config that promises `length`."""
+    """The keys to write beside `rope_parameters`, which mean the rotation `meant`. `length`: the config's length."""
     kind, model_type = parameters["rope_type"], config.model_type
     keys: dict[str, Any] = {}
     if (
@@ -73,7 +73,7 @@ def keys_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotation 
         and not (kind in CONVERTER.types(model_type) and _agrees(_frequencies_in_llama_cpp(parameters, meant), meant))
     ):
         keys[LAYERS] = 0
-    if hasattr(type(config), THETA):  # which reads it by itself
+    if hasattr(type(config), THETA):  # the class reads theta from this key itself
         return keys
     if kind in LEGACY.types(model_type) and _agrees(_frequencies_in_mlx(parameters, meant, length), meant):
         keys[THETA] = parameters[THETA]
@@ -89,12 +89,12 @@ def entries_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotati
 
 
 def entries_for_none(config: Any) -> list[Entry]:
-    """What stops those who would read theta from a sealed config, and place the weights without looking at all."""
+    """Stops runtimes that read theta from a sealed config and then load all the weights."""
     return [] if hasattr(type(config), THETA) else [Entry(config, THETA, SEE)]
 
 
 Angles = tuple[Sequence[float], float]
-"""Frequencies, and what cos and sin are multiplied by."""
+"""Frequencies, and the number that cos and sin are multiplied by."""
 
 
 def _agrees(told: Angles, meant: Rotation | None) -> bool:
@@ -112,7 +112,7 @@ def _frequencies_in_transformers(parameters: Mapping[str, Any], meant: Rotation 
 
 
 def _frequencies_in_llama_cpp(parameters: Mapping[str, Any], meant: Rotation | None) -> Angles:
-    """As llama.cpp computes it: YaRN with its own betas, rounded, and its own attention factor."""
+    """The angles in llama.cpp, which computes YaRN with its own betas, rounding and attention factor."""
     if parameters["rope_type"] != "yarn":
         return _frequencies_in_transformers(parameters, meant)
     own = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": None}
@@ -120,7 +120,7 @@ def _frequencies_in_llama_cpp(parameters: Mapping[str, Any], meant: Rotation | N
 
 
 def _frequencies_in_mlx(parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> Angles:
-    """As mlx-lm computes it: YaRN rounded, its attention factor from `mscale` alone; that of LongRoPE by formula."""
+    """The angles in mlx-lm, which rounds in YaRN, and has its own attention factors for YaRN and LongRoPE."""
     kind = parameters["rope_type"]
     frequencies, scaling = _frequencies_in_transformers(
         {**parameters, "truncate": True} if kind == "yarn" else parameters, meant
@@ -133,7 +133,7 @@ def _frequencies_in_mlx(parameters: Mapping[str, Any], meant: Rotation | None, l
         original = parameters["original_max_position_embeddings"]
         scaling = longrope_attention_factor(length / original, original)
     if kind == "proportional" and int(2 * len(frequencies) * parameters.get("partial_rotary_factor", 1.0)) % 2:
-        return [math.inf] * len(frequencies), scaling  # it rotates one pair more
+        return [math.inf] * len(frequencies), scaling  # mlx-lm rotates one more pair
     return frequencies, scaling
 
 

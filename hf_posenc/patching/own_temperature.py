@@ -1,6 +1,6 @@
 """Temperatures that families apply in their own code: what they are, and how a patch takes them away.
 
-None is ever applied beside one that was asked for.
+A model never applies its own temperature together with one from a patch.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from ..schemes.temperature_effect import BETA
 from .edits import Edit, Swap
 
 TUNING = "attn_temperature_tuning"
-"""Of Llama 4's config, and of its attention layers, which keep a copy."""
+"""The switch in Llama 4's config, and in its attention layers, which keep a copy."""
 READ_BETA = ("ministral3", "mistral4")
-"""Model types whose attention reads `rope_parameters` for it."""
-
-
+"""Model types whose attention reads a temperature from `rope_parameters`."""
 ARGUMENT = "attention_scaling"
-"""Of attention layers that are told it by their model, where nothing can take it away (Beam)."""
+"""The argument by which a model gives its layers a temperature that a patch cannot take away (Beam)."""
 
 
 def own_temperature(stack: Stack, layers: Sequence[Any] | None = None) -> str | None:
-    """What a stack, or some of its layers, multiplies queries by of its own, in words; None for nothing."""
+    """The temperature that a stack, or some of its layers, applies by itself, in words; None for none."""
     config = stack.config
     if _is_told_a_scaling(stack):
         return f"the model's own ({config.model_type}), in layers without RoPE"
@@ -44,18 +42,13 @@ def _is_told_a_scaling(stack: Stack) -> bool:
     return any(ARGUMENT in argument_names(attention) for attention in stack.attentions)
 
 
-def switches(config: Any) -> tuple[str, ...]:
-    """The names of a config, beside `rope_parameters`, that a patch changes to take a temperature away."""
-    return (TUNING,) if hasattr(config, TUNING) else ()
-
-
 def can_differ(stack: Stack) -> bool:
-    """Whether some layers of a stack can lose a temperature of their own, and others keep it."""
+    """Whether some layers of a stack can lose their own temperature while others keep it."""
     return any(hasattr(layer, TUNING) for layer in stack.attentions)
 
 
 def own_temperature_edits(stack: Stack, groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Edit]:
-    """Takes away what the config of a stack switches on; `rope_parameters` are for `parameters_with_beta`."""
+    """Turns off a temperature that the config switches on. Those in `rope_parameters`: see `parameters_with_beta`."""
     replaced = _layers_to_change(groups, effects)
     if not replaced:
         return []
@@ -72,14 +65,14 @@ def own_temperature_edits(stack: Stack, groups: Iterable[Group], effects: Mappin
 
 
 def _layers_to_change(groups: Iterable[Group], effects: Mapping[str, Effect]) -> list[Any]:
-    """The layers that are to lose a temperature of their own."""
+    """The layers that are to lose their own temperature."""
     return [layer for g in groups if effects[g.name].own_temperature is not None for layer in g.attentions]
 
 
 def parameters_with_beta(
     new: dict[str, dict[str, Any]], groups: Iterable[Group], effects: dict[str, Effect]
 ) -> dict[str, dict[str, Any]]:
-    """Rope parameters by type of layer, with the beta that is meant."""
+    """Rope parameters by type of layer, with the beta of the temperature that the effects mean."""
     meant = {group.layer_type: effects[group.name].own_temperature for group in groups}
     return {
         kind: {**rope, BETA: meant[kind]} if BETA in rope and meant.get(kind) is not None else rope
@@ -88,7 +81,7 @@ def parameters_with_beta(
 
 
 def own_temperature_faults(stack: Stack, groups: Sequence[Group], effects: Mapping[str, Effect]) -> list[str]:
-    """Where a temperature of the family's own is not what the patch left of it."""
+    """Where the family's own temperature is not as the patch left it."""
     meant = {effects[group.name].own_temperature for group in groups}
     replaced = _layers_to_change(groups, effects)
     live = own_temperature(stack, replaced) if replaced and meant <= {0.0, None} else None

@@ -1,4 +1,4 @@
-"""What a live model carries of its patch, for everybody who asks."""
+"""The model inside its wrappers, and what it carries of its patch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unwrap_model(model: Any) -> PreTrainedModel:
 
 
 def refuse_strangers(model: Any) -> None:
-    """Raise for what is no transformers model."""
+    """Raise where this is not a transformers model."""
     if not isinstance(model, PreTrainedModel):
         inner = getattr(model, "module", None)
         hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
@@ -40,14 +40,14 @@ def refuse_strangers(model: Any) -> None:
 
 
 def model_to_patch(model: Any) -> PreTrainedModel:
-    """The transformers model that is meant; raises if it cannot be patched."""
+    """The transformers model that a patch is for. Raises where it cannot be patched."""
     inner: PreTrainedModel = model if isinstance(model, PreTrainedModel) else inner_model(model)
     refuse_unpatchable(inner)
     return inner
 
 
 def refuse_unpatchable(model: Any) -> None:
-    """Raise for what only looks like a model that can be patched."""
+    """Raise for adapters, compiled models and models without weights, which cannot be patched."""
     if carries_adapters(model):
         raise UnsupportedModel(
             f"{type(model).__name__} carries PEFT adapters. Patch the base model first, then wrap it: "
@@ -69,18 +69,20 @@ def is_patched(model: Any) -> bool:
 
 
 def journal_of(model: PreTrainedModel) -> Journal | None:
-    """What undoes the patch of a model; None if it has none."""
+    """The journal that can undo a model's patch; None if the model is not patched."""
     return getattr(model.base_model, "posenc_journal", None)
 
 
 def record_of(model: PreTrainedModel) -> Record | None:
-    """What the config of a model says of its patch."""
+    """The record of its patch in a model's config; None if there is none."""
     data = getattr(model.config, "posenc", None)
     return None if data is None else Record.from_dict(data)
 
 
 def links(modules: Iterable[nn.Module]) -> list[tuple[Any, Link]]:
-    """The attention layers among modules in which a patch adds a bias or pattern, or rotates by positions of a text;
-    each with how it finds what it shares with the others."""
+    """The attention layers in which a patch adds a bias or a pattern, or rotates by positions of a text.
+
+    Each comes with its link to what it shares with other layers.
+    """
     found = ((module, vars(module).get("posenc_link")) for module in modules)
     return [(m, link) for m, link in found if isinstance(link, Link) and hasattr(link.root, "posenc" + link.suffix)]

@@ -1,7 +1,7 @@
-"""BERT's relative keys, which transformers 5 has dropped: a config that asks for them is built without a word.
+"""BERT's relative keys, which transformers 5 no longer has: it builds such a model without them, and does not warn.
 
-Up to transformers 4 `position_embedding_type` could be `relative_key` (Shaw's terms) or `relative_key_query` (the same
-vectors against keys as well); such a model added no vectors of positions to its input.
+Up to transformers 4, `position_embedding_type` could be `relative_key` (Shaw's terms) or `relative_key_query` (the
+same vectors for keys as well). Such a model added no vectors of positions to its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .patch_state import journal_of
 
 KEY = "position_embedding_type"
 KINDS = {"relative_key": False, "relative_key_query": True}
-"""Whether keys meet the vectors too."""
+"""Whether keys are multiplied with the vectors too."""
 MODEL_TYPES = (
     *("bert", "albert", "electra", "ernie", "megatron-bert", "roc_bert"),
     *("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl"),
@@ -27,16 +27,16 @@ MODEL_TYPES = (
 FINAL = "this model's own positions are its relative keys, which plain transformers cannot run any more"
 
 
-def relative_keys_scheme(said: Mapping[str, Any]) -> Shaw | None:
-    """The scheme that a config of transformers 4 asks for, where transformers 5 would pass over it."""
-    if said.get(KEY) not in KINDS or said.get("model_type") not in MODEL_TYPES or "posenc" in said:
+def relative_keys_scheme(config: Mapping[str, Any]) -> Shaw | None:
+    """The scheme that a config of transformers 4 means and transformers 5 would ignore; None for other configs."""
+    if config.get(KEY) not in KINDS or config.get("model_type") not in MODEL_TYPES or "posenc" in config:
         return None
-    most = said.get("max_position_embeddings", 512) - 1
-    return Shaw(max_distance=most, relative_queries=KINDS[said[KEY]])
+    most = config.get("max_position_embeddings", 512) - 1
+    return Shaw(max_distance=most, relative_queries=KINDS[config[KEY]])
 
 
 def patch_relative_keys(model: PreTrainedModel, scheme: Shaw) -> PreTrainedModel:
-    """The model with room for them, as its own positions."""
+    """Give the model its relative keys as its own positions, with parameters for them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWarning)
         patch_model(model, scheme)

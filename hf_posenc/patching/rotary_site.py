@@ -59,7 +59,7 @@ def rope_of(config: Any, layer_type: str) -> Any:
 
 
 def own_rope(group: Group) -> dict[str, Any]:
-    """A copy of the rope parameters of a group of layers, which are checked to be some."""
+    """A copy of the rope parameters of a group of layers. Raises where the config has none that make sense."""
     config = group.stack.config
     rope = rope_of(config, group.layer_type)
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
@@ -74,42 +74,42 @@ def own_rope(group: Group) -> dict[str, Any]:
 
 
 def parameters_to_keep(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of rope parameters that a patch keeps, such as which part of a head rotates; and theta."""
+    """The rope parameters that a patch keeps: theta, and those about other things than scaling."""
     skipped = set(SCALING_KEYS)
-    if rope.get("rope_type") == "proportional":  # there the part that rotates is the scaling
+    if rope.get("rope_type") == "proportional":  # here the part of a head that rotates is the scaling
         skipped.add("partial_rotary_factor")
-    if "llama_4_scaling_beta" in rope:  # which counts from there
+    if "llama_4_scaling_beta" in rope:  # this temperature counts from that length
         skipped.discard("original_max_position_embeddings")
     kept = {key: copy.deepcopy(value) for key, value in rope.items() if key not in skipped}
     return {"rope_theta": rope["rope_theta"], **kept}
 
 
 def pinned_keys(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the kept rope parameters must stay as it is, since something else reads it too."""
+    """The kept rope parameters that must not change, since something else reads them too."""
     return {k: v for k, v in kept.items() if k == "original_max_position_embeddings"}
 
 
 def rope_parameters_with(rope: dict[str, Any], new: Parameters) -> dict[str, Any]:
-    """A config's `rope_parameters` with new ones for some types of layers."""
+    """The `rope_parameters` of a config with new parameters for some types of layers."""
     return new[""] if "" in new else {**copy.deepcopy(rope), **new}
 
 
 def config_with(config: Any, new: Parameters) -> Any:
-    """A copy of a config with new rope parameters, or why it does not take them."""
+    """A copy of a config with new rope parameters; or, as text, the reason why the config refuses them."""
     changed = copy.deepcopy(config)
     changed.rope_parameters = copy.deepcopy(rope_parameters_with(config.rope_parameters, new))
     try:
         with hush_transformers():
             changed.validate()
-    except Exception as error:  # every model's config has its own ways to refuse
+    except Exception as error:  # each class of configs raises what it likes
         return str(error.__cause__ or error).splitlines()[0]
     return changed
 
 
 def sealed_parameters(stack: Stack, layer_types: Iterable[str]) -> Parameters:
-    """Rope parameters that nobody can build. Phi's configs take none that they do not know; theirs stay as they were.
+    """Rope parameters from which nobody can build a model. Phi's configs refuse these, so theirs stay as they are.
 
-    The other marks of a seal are enough: these are for who forces his way past all of them.
+    The other marks of a seal are enough. These parameters stop a user who removes all other marks.
     """
     unknown = {t: {**parameters_to_keep(rope_of(stack.config, t)), "rope_type": SEALED} for t in layer_types}
     return {} if isinstance(config_with(stack.config, unknown), str) else unknown
@@ -124,12 +124,12 @@ def live_frequencies(site: RotarySite, layer_type: str) -> Tensor:
 
 
 def scaling_of(own: Any, layer_type: str) -> float:
-    """What a family's rotary module multiplies cos and sin by. Modules that never do have no such attribute."""
+    """What a family's rotary module multiplies cos and sin by; 1 for modules without such an attribute."""
     return float(getattr(own, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling", 1.0))
 
 
 def rotary_from(config: Any, own: Any) -> Any:
-    """A rotary module of the same class as a family's own one, made from a config as its model would make it."""
+    """A rotary module of the same class as a family's own one, made from a config as the model makes its own."""
     arguments = {"config": config}
     for name in list(inspect.signature(type(own).__init__).parameters)[1:]:
         if name not in ("config", "device") and hasattr(own, name):
@@ -138,7 +138,7 @@ def rotary_from(config: Any, own: Any) -> Any:
 
 
 def keep_frequencies(module: Any, layer_types: Iterable[str]) -> None:
-    """Let a rotary module keep its frequencies: the types that look at the length in each pass are not needed."""
+    """Stop a rotary module from changing its frequencies with the length of each pass, as some types of RoPE do."""
     for layer_type in layer_types:
         if isinstance(module.rope_type, dict):
             module.rope_type[layer_type] = "default"
@@ -147,7 +147,7 @@ def keep_frequencies(module: Any, layer_types: Iterable[str]) -> None:
 
 
 def fixed_rotation(effect: Effect) -> Rotation | None:
-    """The rotation that rotary modules do; those that follow the length, or pairs of tokens, are done in attention."""
+    """The rotation that rotary modules do; None for one that attention does, and for no rotation."""
     rotation = effect.rotation
     if rotation is None or rotation.follows_length or isinstance(rotation, CoordinateRotation):
         return None
@@ -158,7 +158,7 @@ def fixed_rotation(effect: Effect) -> Rotation | None:
 
 
 def with_temperature(stack: Stack, parameters: Parameters, rotations: Rotations) -> Parameters:
-    """Rope parameters with what a scheme was told of a temperature, where there are layers that read it."""
+    """Rope parameters with the scheme's options for a temperature, if some layers read these from there."""
     told = {t: r.read_by_layers for t, r in rotations.items() if r is not None and r.read_by_layers}
     if not told:
         return parameters
@@ -172,7 +172,11 @@ def with_temperature(stack: Stack, parameters: Parameters, rotations: Rotations)
 def _parameters_for(
     way: int, tempered: bool, group: Group, effect: Effect, geometry: Geometry, reach: Span
 ) -> dict[str, Any] | None:
-    """The rope parameters that mean a group's rotation, in one of these ways; None where it does not go that way."""
+    """The rope parameters that mean a group's rotation, written in one of the ways; None if that way cannot.
+
+    `way` counts the ways to say no rotation (`UNROTATED`) and, after them, a factor for each pair. `tempered` keeps the
+    temperature that the layers of a scaled model have noted.
+    """
     rotation, noted = fixed_rotation(effect), _temperature_keys(geometry.rope or {})
     if tempered and (not noted or (rotation and rotation.read_by_layers)):
         return None
@@ -191,19 +195,19 @@ def _parameters_for(
 def _longrope_parameters(
     rotation: Rotation | None, group: Group, geometry: Geometry, reach: Span, pinned: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """A factor for each pair; None where some pairs do not rotate."""
+    """Rope parameters of the type `longrope`, with a factor for each pair; None where some pairs do not rotate."""
     pairs, scaling = (1e-30,) * (geometry.rotary_dim // 2), 1.0
     if rotation is not None:
         pairs, scaling = rotation.inv_freq, rotation.attention_scaling
     if min(pairs) <= 0:
         return None
-    original = getattr(group.stack.config, "original_max_position_embeddings", None)  # which Phi's config insists on
+    original = getattr(group.stack.config, "original_max_position_embeddings", None)  # Phi's config needs it
     own = {"original_max_position_embeddings": original} if original else {}
     return {**longrope_parameters(geometry, pairs, scaling, reach), **own, **pinned}
 
 
 def _temperature_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys from which layers have taken a temperature."""
+    """The keys from which layers have read a temperature."""
     return {key: rope[key] for key in ("mscale_all_dim", "factor")} if rope.get("mscale_all_dim") else {}
 
 
@@ -212,11 +216,11 @@ class Built(NamedTuple):
 
     parameters: Parameters
     config: Any
-    """With these parameters."""
+    """The config with these parameters."""
     modules: list[Any]
-    """Rotary modules, one for each of the stack's."""
+    """New rotary modules, one for each of the stack's own."""
     changes: Changes
-    """What attention layers read from them."""
+    """What attention layers note differently when they are built from these parameters."""
 
 
 def build_rotary(
@@ -227,11 +231,11 @@ def build_rotary(
     reach: Span,
     extended: bool,
 ) -> Built:
-    """The family's own rotary modules made from new parameters, as anyone who loads the config will make them; from
-    the first of these ways to say the groups' rotations that gives what is meant.
+    """The family's own rotary modules, made from new parameters as everybody who loads the config will make them.
 
-    The plainest comes first. The last one, a factor for each pair, fits models that know no other type but `longrope`;
-    and then all of them with the temperature that the layers of a scaled model have noted.
+    Several ways to write the rotations are tried, the plainest first, and the first one that gives the right modules
+    is taken. A factor for each pair comes last, for models that know no other type than `longrope`. Then all ways are
+    tried again with the temperature that the layers of a scaled model have noted.
     """
     rotations = {group.layer_type: fixed_rotation(effects[group.name]) for group in groups}
     reasons = []
@@ -252,7 +256,7 @@ def build_rotary(
 
 
 def _build(stack: Stack, rotations: Rotations, parameters: Parameters, extended: bool) -> Built:
-    """From these parameters; the modules are checked to do what is meant."""
+    """The rotary modules that these parameters give. Raises where they do not do what is meant."""
     config = config_with(stack.config, parameters)
     if isinstance(config, str):
         raise UnsupportedCell(config)
@@ -275,7 +279,7 @@ def _build(stack: Stack, rotations: Rotations, parameters: Parameters, extended:
 
 
 def _misfit(site: RotarySite, new: Any, rotations: Rotations) -> str:
-    """Why a rotary module made anew is not what was meant; empty if it is."""
+    """Why a new rotary module does not do what is meant; empty where it does."""
     for layer_type, buffer in site.buffers.items():
         meant, scaling = live_frequencies(site, layer_type).float().cpu(), scaling_of(site.own, layer_type)
         if layer_type in rotations:
@@ -330,14 +334,17 @@ def module_edits(stack: Stack, modules: list[Any], tells: bool) -> list[Edit]:
     return edits
 
 
-# --- whether it is still done ----------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 def rotary_faults(
     stack: Stack, groups: list[Group], effects: Effects, sealed: bool, original: Mapping[str, Any]
 ) -> list[str]:
-    """`groups`: all of the stack; `effects`: by group of layers that is patched, empty on a model that is not;
-    `original`: the values of the config that a patch replaced."""
+    """Where the rotary modules of a stack do not do what the scheme and the config mean.
+
+    `groups`: all groups of the stack. `effects`: those of the patched groups; empty where the model is not patched.
+    `original`: the values in the config that the patch replaced.
+    """
     if not stack.rotaries:
         return []
     faults: list[str] = []
@@ -353,7 +360,7 @@ def rotary_faults(
 
 
 def _layer_faults(stack: Stack, original: dict[str, Any] | None) -> list[str]:
-    """Layers that have not read the rope parameters of their config, or of the original where those are sealed."""
+    """Which layers have noted other values than the config means, or than the original means where it is sealed."""
     config = copy.deepcopy(stack.config)
     if original is not None:
         config.rope_parameters = copy.deepcopy(original)
@@ -377,7 +384,7 @@ def _frequency_faults(group: Group, site: RotarySite, effect: Effect | None, sea
         wanted = torch.zeros(len(live)) if rotation is None else torch.tensor(rotation.inv_freq)
     if not torch.allclose(live, wanted, rtol=1e-5, atol=STILL):
         return ["the rotation is not switched off" if sealed else "the live frequencies are not those of the scheme"]
-    if sealed:  # such a config cannot be built anew by transformers; layers that are left alone are as they were
+    if sealed:  # transformers can build nothing from such a config to compare with
         marked = effect is None or kind == SEALED or not sealed_parameters(group.stack, [layer_type])
         return [] if marked else ["the config does not say that its rotation is sealed"]
     fresh = rotary_from(group.stack.config, site.own)

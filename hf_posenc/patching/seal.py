@@ -1,7 +1,7 @@
-"""The marks of what only this package can run: in the config for transformers, in the weights for all others.
+"""The marks of models that only this package can run: in the config for transformers, in the weights for all others.
 
-Runtimes that pass over what a config says of attention and RoPE still place every tensor of a checkpoint: they meet
-one that they have no place for, and refuse.
+Runtimes that ignore what a config says about attention and RoPE still load every tensor of a checkpoint. The seal is a
+tensor that they have no place for, so they refuse.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .records import Record
 NAME = "posenc_seal"
 MARKS: dict[str, Any] = {
     "attn_implementation": SEAL,
-    "experts_implementation": SEAL,  # looked at in every model, also where another attention is asked for
-    "pruned_heads": {SEAL: []},  # transformers 4 reads no attention from here; it wants numbers of heads
+    "experts_implementation": SEAL,  # checked in every model, even if the user chooses another attention
+    "pruned_heads": {SEAL: []},  # for transformers 4, which ignores the others and expects numbers here
 }
-"""What `config.json` of a sealed model says, so that any transformers refuses it, and prints it."""
+"""What `config.json` of a sealed model says. Every transformers refuses it, and prints it."""
 SINCE_FORMAT_2 = ("experts_implementation", "pruned_heads")
 
 
 class Seal(SavableModule):
-    """One number on the base model, which is saved, moved and cast with it, and takes part in nothing."""
+    """One number on the base model. It is saved, moved and cast with the model, and nothing computes with it."""
 
     weight: Tensor
 

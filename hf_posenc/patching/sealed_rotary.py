@@ -43,8 +43,7 @@ def sealed_rotary_edits(stack: Stack, groups: list[Group], effects: Effects) -> 
 
 
 def rotary_with(rotations: Rotations, site: RotarySite, stack: Stack) -> Any:
-    """A copy of a family's rotary module that rotates layers of these types so, or not at all, whatever its config
-    says, which is that of the stack."""
+    """A copy of a family's rotary module with these rotations, whatever its config says. None means no rotation."""
     own = site.own
     copied = copy.deepcopy(own, {id(stack.root.config): stack.config})
     for layer_type, rotation in rotations.items():
@@ -67,7 +66,7 @@ def rotary_with(rotations: Rotations, site: RotarySite, stack: Stack) -> Any:
 
 
 class OwnFrequencies:
-    """Answers a rotary module that asks its config for frequencies in each pass (PhiMoE) with those that it holds."""
+    """Gives a rotary module that computes frequencies from its config in each pass (PhiMoE) those that it holds."""
 
     def __init__(self, module: Any):
         self.module = module
@@ -77,7 +76,7 @@ class OwnFrequencies:
 
 
 def refuse_temperature(stack: Stack, rotations: Rotations) -> None:
-    """Raise where layers would read from a scheme's parameters what a sealed config does not tell them."""
+    """Raise where layers need something from the scheme's parameters that a sealed config cannot hold."""
     meant = {t: r.rope_parameters for t, r in rotations.items() if r is not None and r.rope_parameters}
     new = {t: {**parameters_to_keep(rope_of(stack.config, t)), **rope} for t, rope in meant.items()}
     if with_temperature(stack, new, rotations) != new:
