@@ -1,4 +1,4 @@
-"""PEFT adapters on patched models: loaded onto the positions that they were trained with, or refused."""
+"""PEFT adapters: loaded onto a base model with the positions that they were trained with, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASKS = {
     "TOKEN_CLS": "AutoModelForTokenClassification",
     "QUESTION_ANS": "AutoModelForQuestionAnswering",
 }
-"""What an adapter's task says of the class of its base model."""
+"""The class of the base model for each task of an adapter."""
 
 
 def load_adapter(
@@ -62,7 +62,7 @@ def load_adapter(
     refuse_other_weights(model, weights, path)
     if record is not None:
         record.refuse_edited()
-    peft = require("peft", "adapters", "An adapter")  # takes seconds, and only adapters need it
+    peft = require("peft", "adapters", "An adapter")  # the import takes seconds, and only adapters need it
     config = peft_config(adapter, path)
     if is_written_once(path, model, adapter, hub):
         return load_tied(path, config, model, trainable, hub)
@@ -80,7 +80,7 @@ def base_name(base: Any, adapter: dict[str, Any], path: str) -> str:
 
 
 def dequantize_model(model: Any, dtype: Any) -> Any:
-    """The model with the numbers that its 4 bits stand for, to merge an adapter into: in 4 bits it is rounded away."""
+    """The model with whole weights in place of 4 bits. Merged into 4 bits, an adapter would be rounded away."""
     if not getattr(model, "is_loaded_in_4bit", False):
         return model
     if is_patched(model):
@@ -92,7 +92,7 @@ def dequantize_model(model: Any, dtype: Any) -> Any:
 
 
 def four_bit_config(noted: dict[str, Any], path: str) -> Any:
-    """How the base model of an adapter was held when it was trained."""
+    """The quantization of the base model that the adapter was trained on."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise PosencError(
             f"The adapter in {path} was trained on a base model in 4 bits, by bitsandbytes: pip install bitsandbytes. "
@@ -102,14 +102,14 @@ def four_bit_config(noted: dict[str, Any], path: str) -> Any:
 
 
 def adapter_record(data: dict[str, Any]) -> tuple[Record, Any]:
-    """What posenc.json says of an adapter's base model: its scheme, and its weights."""
+    """The record of the base model's patch in posenc.json, and the fingerprint of its weights."""
     return Record.from_dict(
         {key: value for key, value in data.items() if key not in ("base", "quantization")}
     ), data.get("base", {})
 
 
 def peft_config(settings: dict[str, Any], path: str) -> Any:
-    """PEFT's own object for the words of an adapter_config.json, made as it makes it."""
+    """PEFT's own config object for the settings of an adapter_config.json."""
     from peft import PeftConfig
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: what was changed, who can load it, and how. It is read from what was saved."""
+"""The model card of a checkpoint, made from its files: what was changed, who can load it, and how."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .files import CONFIG, read_json
 from .portable import MODULE
 
 CARD, FORMER = "README.md", "README.base.md"
-"""The card of a checkpoint, and where that of the model which it was made from is kept."""
+"""The card of a checkpoint, and the file that keeps the card of the model which it was made from."""
 MARK = "<!-- Written by hf_posenc, which replaces it as long as nobody edits it: {} -->"
 LICENCE = ("license", "license_name", "license_link", "language")
-"""What a patched copy takes over from the card of its source."""
+"""The metadata that a patched copy takes from the card of its source."""
 PATCHED, MERGED, SAVED = "patched", "merged", "saved"
 LIBRARY = "sentence-transformers"
 
 
 def kept_card(path: str | os.PathLike[str]) -> list[str]:
-    """The card as a file that must stay, if one lies in this folder that is not ours as we wrote it."""
+    """The name of the card in this folder if it must stay, since it is not exactly as we wrote it."""
     card = Path(path) / CARD
     return [CARD] if os.path.lexists(card) and not is_ours(card) else []
 
 
 def is_ours(file: Path) -> bool:
-    """Whether a card was written here and not touched since: what somebody added to it is theirs."""
+    """Whether we wrote this card and nobody has changed it. A changed card belongs to who changed it."""
     if file.name != CARD:
         return False
     try:
@@ -48,13 +48,13 @@ def is_ours(file: Path) -> bool:
 
 
 def is_our_text(text: str) -> bool:
-    """Whether this is a card of ours, as we wrote it."""
+    """Whether this is the text of one of our cards, exactly as we wrote it."""
     found = re.search(MARK.format("([0-9a-f]{16})"), text)
     return found is not None and _digest(text.replace(found[1], "", 1)) == found[1]
 
 
 def mark_card(head: list[str], lines: list[str]) -> str:
-    """A card with the mark by which it is known again."""
+    """The text of a card, with the mark by which we recognise it later."""
     text = "\n".join([*head, MARK.format(""), "", *lines])
     mark = MARK.format("")
     return text.replace(mark, MARK.format(_digest(text)), 1)
@@ -65,12 +65,12 @@ def _digest(text: str) -> str:
 
 
 def hub_id(name: str | None) -> str | None:
-    """The name on a hub of a model that was loaded by this name; None where it is a folder, which is nobody else's."""
+    """The name on a hub of a model that was loaded by this name; None for a folder or a model of this package."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # not in its __all__
 
     cached = re.search(r"models--([^/\\]+)[/\\]snapshots", name or "")
-    if cached is not None:  # as a hub's cache names its folders
+    if cached is not None:  # the hub's cache names its folders so
         return cached[1].replace("--", "/", 1)
     if not name or os.path.isdir(name) or name in NAMES:
         return None
@@ -82,7 +82,7 @@ def hub_id(name: str | None) -> str | None:
 
 
 def base_words(name: str | None) -> str | None:
-    """What to call a base model: by its name on a hub, or by the last part of a path of this machine."""
+    """What to call a base model: its name on a hub, or the last part of its path."""
     return hub_id(name) or re.split(r"[/\\]", (name or "").rstrip("/\\"))[-1] or None
 
 
@@ -90,13 +90,13 @@ def front_matter(library: str, base: str | None, tags: list[str], more: dict[str
     """The metadata that the hub reads."""
     from huggingface_hub import ModelCardData
 
-    given = {"base_model": hub_id(base), "library_name": library, "tags": tags, **(more or {})}
-    data = ModelCardData(**{key: value for key, value in given.items() if value is not None})
+    values = {"base_model": hub_id(base), "library_name": library, "tags": tags, **(more or {})}
+    data = ModelCardData(**{key: value for key, value in values.items() if value is not None})
     return ["---", data.to_yaml(), "---"]
 
 
 def write_card(folder: Path, base: str | None, how: str = SAVED) -> None:
-    """Write the card of the checkpoint in a folder, in place of one that a library has put there."""
+    """Write the card of the checkpoint in a folder. It replaces one that a library has just written."""
     adapter = next(iter(sorted(folder.glob(f"**/{ADAPTER}"), key=lambda file: len(file.parts))), None)
     raw = read_json(str(adapter or folder / CONFIG))
     record = _record(raw, adapter)
@@ -120,7 +120,7 @@ def write_card(folder: Path, base: str | None, how: str = SAVED) -> None:
 
 
 def _add_to_embedder(file: Path, tags: list[str], lines: list[str]) -> None:
-    """Put what was changed into the card that sentence-transformers writes of what it knows, training included."""
+    """Add what was changed to the card that sentence-transformers writes, which says more, about training too."""
     from huggingface_hub import ModelCard
 
     card = ModelCard.load(file)
@@ -150,7 +150,7 @@ def _tags(record: Record | None) -> list[str]:
 
 
 def _describe_change(record: Record | None, base: str | None, how: str, adapter: bool) -> str:
-    """One paragraph on what this is."""
+    """One paragraph on what the checkpoint is."""
     known = base_words(base)
     of = f"`{known}`" if known else "its base model" if adapter or how == MERGED else "a model"
     what = f"An adapter for {of}" if adapter else f"{of[0].upper()}{of[1:]}"
@@ -174,7 +174,7 @@ def _scheme_words(scheme: Scheme) -> str:
 
 
 def _load_instructions(name: str, raw: dict[str, Any], base: str | None, sealed: bool, library: str) -> list[str]:
-    """Who can load it, and the code that does."""
+    """Who can load the checkpoint, and the code that does so."""
     said = "PEFT" if library == "peft" else library
     who = (
         f"Only hf_posenc (`pip install hf-posenc`) loads it: {said} without it refuses."

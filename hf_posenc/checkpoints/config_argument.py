@@ -1,4 +1,4 @@
-"""A config object that was given to `load`, taken as arguments: what it says otherwise than config.json."""
+"""A config object as an argument of `load`: where it differs from config.json, it stands for single arguments."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NOT_OF_THE_MODEL = (*ORIGIN, "architectures", "auto_map", *MARKS, *WRITTEN)
 
 
 def arguments_from(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `load` that stand for a config of the checkpoint whose config.json is `raw`.
+    """The arguments of `load` that mean the same as a config object for the checkpoint whose config.json is `raw`.
 
-    Its scheme cannot be changed so, nor what lies in a section of a config.
+    A config object cannot change the scheme, or values in a section of the config.
     """
     kind = getattr(config, "model_type", None)
     if not isinstance(config, PreTrainedConfig) or kind != raw.get("model_type"):
@@ -33,6 +33,6 @@ def arguments_from(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
             "given so: change the model after it was loaded, or save another one."
         )
     attention = attention_of(config)
-    if attention is not None and not attention.startswith("hf_posenc"):  # the seal, and ours of a live model
+    if attention is not None and not attention.startswith("hf_posenc"):  # not ours
         changed["attn_implementation"] = attention
     return changed

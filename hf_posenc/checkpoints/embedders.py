@@ -1,6 +1,6 @@
-"""Checkpoints of sentence embedders: what stands around the transformers model comes and goes with it.
+"""Checkpoints of sentence embedders: the modules around the transformers model are saved and loaded with it.
 
-sentence-transformers is an extra: it is imported only to load what it saved.
+sentence-transformers is an optional dependency. It is imported only to load what it saved.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PLACES = {
 
 
 def _first_type(file: str) -> str:
-    """The class of the first module; only the library's own Transformer can be handed a model."""
+    """The class of the first module. Only the library's own Transformer can be given a model."""
     try:
         with open(file, encoding="utf-8") as stream:
             kind = json.load(stream)[0]["type"]
@@ -70,10 +70,10 @@ def _first_type(file: str) -> str:
 
 
 def copy_modules(source: Path, folder: Path, length: int | None) -> None:
-    """Bring along what stands around a transformers model, and let none of it cut texts before `length`."""
+    """Copy the modules around a transformers model, and let none of them cut texts before `length`."""
     if not (source / MODULES).exists():
         return
-    for found in source.glob("[0-9]*_*"):  # as the library names them
+    for found in source.glob("[0-9]*_*"):  # the library names folders of modules so
         if found.is_dir():
             shutil.copytree(found, folder / found.name)
     for file in folder.glob("sentence_*_config.json"):
@@ -85,7 +85,7 @@ def copy_modules(source: Path, folder: Path, length: int | None) -> None:
 
 
 def copy_embedder(source: Path, folder: Path, length: int) -> None:
-    """Make a SentenceTransformer of a model that was saved alone, if the folder that it came from is one."""
+    """Make a model that was saved alone a SentenceTransformer again, if it came from one."""
     if (source / MODULES).exists():
         for file in (source / MODULES, source / ABOUT, *source.glob("sentence_*_config.json")):
             if file.exists():

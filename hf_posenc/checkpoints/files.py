@@ -1,4 +1,4 @@
-"""Reading the small files of a checkpoint, with errors that say what is wrong with them."""
+"""Finds and reads the files of a checkpoint. Errors say what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "
 
 
 def find(path: str, name: str, hub: dict[str, Any]) -> str | None:
-    """Where a file of a checkpoint lies: in a folder, in this package, on a hub; None if it has no such file."""
+    """The path of a checkpoint's file, in a folder, in this package or from a hub; None if there is no such file."""
     if not os.path.isabs(path):
         path = model_path(path)
     if os.path.isdir(path):

@@ -1,4 +1,4 @@
-"""Models on a hub: asked for once, and told apart from folders that are not there and networks that are down."""
+"""Models on a hub. Errors distinguish a missing folder, a missing model and a network that is down."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..compat.models import file_of
 from ..errors import PosencError
 
 PATIENCE = 10.0
-"""Seconds that a hub is waited for."""
+"""How many seconds to wait for a hub."""
 MEMORY = 30.0
-"""Seconds for which a hub that could not be reached is not asked again: a load looks for a dozen files."""
+"""For how many seconds a hub that could not be reached is not asked again: a load looks for a dozen files."""
 MARKS = ("config.json", "adapter_config.json", "modules.json")
-"""Files by one of which a model in the cache is known."""
+"""A model is in the cache if one of these files is."""
 NO_HUB_NAME = "it is not the name of a model on a hub (owner/name)"
 _troubles: dict[tuple[str, Any], tuple[float, str]] = {}
 
 
 def hub_file(path: str, name: str, hub: dict[str, Any]) -> str | None:
-    """Where a file of a model on a hub lies once it is here; None if the model has no such file."""
+    """The path of a file of a model on a hub, which is fetched; None if the model has no such file."""
     here = offline(path, hub)
     if here and not _is_cached(path, hub):
         raise PosencError(offline_message(path, _trouble(path, hub) or "local_files_only is set"))
@@ -39,7 +39,7 @@ def hub_file(path: str, name: str, hub: dict[str, Any]) -> str | None:
 
 
 def offline(path: str, hub: dict[str, Any]) -> dict[str, Any]:
-    """What `from_pretrained` must be told so that it does not wait for a hub that cannot be reached."""
+    """The arguments with which `from_pretrained` does not wait for a hub that cannot be reached."""
     if os.path.isdir(path):
         return {}
     local = hub.get("local_files_only") or _trouble(path, hub) is not None
@@ -47,7 +47,7 @@ def offline(path: str, hub: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trouble(path: str, hub: dict[str, Any]) -> str | None:
-    """Why the hub does not answer; None where it does, whatever it says."""
+    """Why the hub does not answer; None where it answers anything."""
     if hub.get("local_files_only"):
         return None
     if constants.HF_HUB_OFFLINE:
@@ -65,10 +65,10 @@ def _ask_hub(path: str, hub: dict[str, Any]) -> str:
     try:
         HfApi().model_info(path, revision=hub.get("revision"), token=hub.get("token"), timeout=PATIENCE)
     except HfHubHTTPError:
-        pass  # it answers: what it says is told where a file is asked for
+        pass  # it answers; what it says comes up when a file is fetched
     except HFValidationError:
         return NO_HUB_NAME
-    except Exception as error:  # whatever the HTTP client of the day raises where there is no network
+    except Exception as error:  # HTTP clients raise different errors where there is no network
         return str(error) or type(error).__name__
     return ""
 
@@ -113,7 +113,7 @@ def _is_hub_name(path: str) -> bool:
 
 
 def _near(path: str) -> str:
-    """A folder that may have been meant."""
+    """A hint at a folder with a similar name, or nothing."""
     given = Path(path)
     folders = [found.name for found in given.parent.iterdir() if found.is_dir()] if given.parent.is_dir() else []
     close = get_close_matches(given.name, folders, n=1)

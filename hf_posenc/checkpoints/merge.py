@@ -27,9 +27,9 @@ def merge(
 ) -> PreTrainedModel:
     """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
 
-    Of a base in 4 bits the weights are written as the numbers that these stand for. The tokenizer comes along, with
-    its length updated, where the adapter or its base has one. `overwrite` lets the checkpoint take the place of
-    another in `out`, but never of the adapter or its base.
+    The weights of a base in 4 bits are written as whole numbers. A tokenizer of the adapter or its base is copied,
+    with its length updated. `overwrite` lets the checkpoint replace another one in `out`, but never the adapter or its
+    base.
     """
     refuse_target(out, overwrite, adapter=model_path(adapter))
     if find(model_path(adapter), ADAPTER, {}) is None:
@@ -53,9 +53,9 @@ def merge(
 
 
 def untie(model: PreTrainedModel) -> None:
-    """Let a model whose config says that nothing is tied share no parameters, or they would be saved once only.
+    """Separate shared parameters of a model whose config says that nothing is tied, so that all of them are saved.
 
-    PEFT unties embeddings that were trained, and leaves what else shares their memory.
+    PEFT unties embeddings that were trained, but not other modules that share their memory.
     """
     if getattr(model.config, "tie_word_embeddings", True):  # vision models have nothing to tie
         return

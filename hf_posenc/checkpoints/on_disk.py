@@ -53,11 +53,11 @@ def patch_checkpoint(
     overwrite: bool = False,
     **options: Any,
 ) -> Description:
-    """Write a patched copy of the checkpoint in directory `source`, and tell what it does.
+    """Write a patched copy of the checkpoint in directory `source`, and describe what it does.
 
-    Where the scheme lives in the config no weights are read; else only the shard that holds the position table is
-    in memory, and the rest is copied file by file. Tokenizer files come along with their length updated. `overwrite`
-    lets the copy take the place of a checkpoint in `target`, but never of `source`.
+    Where the config can say the scheme, no weights are read. Otherwise only the shard with the position table is in
+    memory, and the other files are copied. Tokenizer files are copied with their length updated. `overwrite` lets the
+    copy replace a checkpoint in `target`, but never `source`.
     """
     wanted = scheme_or_plan(scheme, options)
     check_existing(existing)
@@ -111,12 +111,12 @@ def patch_checkpoint(
 
 
 def _requested_length(scheme: Scheme, where: Places) -> int | None:
-    """The length that a scheme was told to reach, if it was."""
+    """The length that the user asked the scheme to reach; None where no length was asked for."""
     return config_length(where) if scheme.target_length is not None or scheme.factor is not None else None
 
 
 def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Description, dict[str, Any] | None]:
-    """What the model at `path` would do, without its weights; and, for an adapter, the adapter's own config."""
+    """What the model at `path` would do, without loading weights; and, for an adapter, its own settings."""
     where = os.fspath(path)
     adapter = find(where, ADAPTER, hub)
     if adapter is None:
@@ -142,7 +142,7 @@ def describe_checkpoint(path: str | os.PathLike[str], **hub: Any) -> tuple[Descr
 
 
 def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
-    """The model of a config.json, patched as that says: with frequencies and tables, without weights."""
+    """The model of a config.json, patched as that says, with frequencies and tables but without weights."""
     model, skeleton = _skeleton(raw)
     if "posenc" in raw:
         record = Record.from_dict(raw["posenc"])
@@ -154,7 +154,7 @@ def model_of_config(raw: dict[str, Any]) -> PreTrainedModel:
 
 
 def config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What config.json says, of a folder, a hub name or a model of this package."""
+    """The content of config.json, from a folder, a hub or a model of this package."""
     file = find(path, CONFIG, hub or {})
     if file is None:
         raise PosencError(f"{path} holds no {CONFIG}: it is not a checkpoint of a model.")
@@ -162,7 +162,7 @@ def config_of(path: str, hub: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
-    """The model of a config, before any patch, with shapes but without weights."""
+    """The model of a config before any patch, with shapes but without weights; and its places."""
     record = Record.from_dict(raw["posenc"]) if "posenc" in raw else None
     family = family_of(raw.get("model_type"))
     effects = None if record is None or family is None or not family.table else record.effects()
@@ -171,7 +171,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     try:
         with torch.device("meta"):
             model: PreTrainedModel = cls(config)
-    except Exception as error:  # every model has its own ways to fail on a config
+    except Exception as error:  # models raise different errors on a config that they cannot use
         raise PosencError(
             f"No {cls.__name__} can be built from the {CONFIG} ({type(error).__name__}: {error}). It is damaged, or "
             "from another release of transformers."
@@ -183,7 +183,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
     for stack in where.stacks:
         for site in stack.rotaries:  # frequencies are not weights: they come from the config
             setattr(site.owner, site.name, rotary_from(stack.config, site.own))
-        # Whatever a patch makes is made like these.
+        # What a patch makes takes its dtype and device from these.
         stack.weight.weight = nn.Parameter(torch.empty(0, *stack.weight.weight.shape[1:], dtype=dtype))
         if stack.table is not None and isinstance(stack.table.module, nn.Embedding):
             table = stack.table.module
@@ -192,7 +192,7 @@ def _skeleton(raw: dict[str, Any]) -> tuple[PreTrainedModel, Places]:
 
 
 def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]:
-    """The position tables and their names in the files: with the prefix of the base model or without."""
+    """The stacks with position tables, and the names of these tables in the files."""
     found = []
     for stack in where.stacks if where.has_table else []:
         tail = ".".join(filter(None, (stack.name, stack.family.table, "weight")))
@@ -204,7 +204,7 @@ def _table_keys(where: Places, files: dict[str, str]) -> list[tuple[Stack, str]]
 
 
 def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, Tensor]:
-    """What the scheme brings to the weights, named as the files name their base model."""
+    """The parameters of the scheme, with the prefix of the base model if the files use it."""
     prefix = model.base_model_prefix + "."
     prefixed = any(key.startswith(prefix) for key in files)
     named = {name: tensor for name, tensor in model.state_dict().items() if "posenc_" in name}
@@ -225,7 +225,7 @@ def _copy_small_files(source: Path, folder: Path, length: int | None) -> None:
 
 
 def _write_weights(source: Path, folder: Path, files: dict[str, str], changed: dict[str, Tensor]) -> None:
-    """Copy the shards, rewriting only those that hold a changed tensor; a new one goes to the last."""
+    """Copy the shards. Only shards with a changed tensor are written again; new tensors go into the last shard."""
     last = max(files.values())
     homes = {key: files.get(key, last) for key in changed}
     for file in sorted(set(files.values())):

@@ -1,4 +1,4 @@
-"""A sealed checkpoint that `trust_remote_code=True` can open."""
+"""Lets `trust_remote_code=True` open a sealed checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Patched:
 
 def write_portable(folder: Path, model: PreTrainedModel) -> None:
     """Add the module and the `auto_map` that names it for the auto class of this model's head."""
-    code = CODE.replace("{model_class}", type(model).__name__)  # which is what an auto class expects, and no more
+    code = CODE.replace("{model_class}", type(model).__name__)  # auto classes expect this class
     (folder / f"{MODULE}.py").write_text(code, encoding="utf-8")
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A checkpoint that was written here goes to a hub as it is: its card, record and seal included."""
+"""Uploads a saved checkpoint to a hub unchanged, with its card, record and seal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .cards import CARD, is_our_text
 from .files import INDEX, WEIGHTS
 
 ARGUMENTS = ("repo_id", "token", "private", "revision", "create_pr", "commit_message", "commit_description")
-"""What transformers' `save_pretrained` takes beside `push_to_hub`."""
+"""The arguments that transformers' `save_pretrained` takes together with `push_to_hub`."""
 
 
 def take_push_arguments(kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Take out of the arguments of a save where it is to be pushed; None if nowhere."""
+    """Remove the arguments about pushing from those of a save, and return them; None if nothing is to be pushed."""
     if not kwargs.pop("push_to_hub", False):
         return None
     return {key: kwargs.pop(key) for key in ARGUMENTS if key in kwargs}
@@ -34,7 +34,7 @@ def push(path: str | os.PathLike[str], names: Collection[str], where: dict[str, 
         folder_path=folder,
         allow_patterns=sorted(names),
         ignore_patterns=None if _card_may_go(api, made.repo_id) else CARD,
-        delete_patterns="model*.safetensors*" if whole else None,  # or old weights would be loaded in place of shards
+        delete_patterns="model*.safetensors*" if whole else None,  # or loaders would prefer old weights to new shards
         commit_message=where.pop("commit_message", None) or "Upload a model with hf_posenc",
         **where,
     )

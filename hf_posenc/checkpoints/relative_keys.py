@@ -1,4 +1,4 @@
-"""BERT kin of transformers 4 with relative keys: loaded with the logits that they had."""
+"""BERT models of transformers 4 with relative keys, which are loaded with their old logits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_relative_keys(raw: Mapping[str, Any]) -> bool:
 def with_relative_keys(
     model: PreTrainedModel, raw: Mapping[str, Any], files: Mapping[str, str], where: str
 ) -> PreTrainedModel:
-    """The model with the vectors for distances that its files hold. `files`: the file of each tensor."""
+    """The model with the vectors for distances from its files. `files`: the file of each tensor."""
     names = sorted((name for name in files if name.endswith(VECTORS)), key=_numbers)
     if any("crossattention" in name for name in names):
         raise UnsupportedModel(f"{where} has relative keys between a decoder and an encoder, which are not served.")
@@ -41,7 +41,7 @@ def with_relative_keys(
         if vectors.shape != layer.shape:
             raise PosencError(f"{name!r} in {where} has shape {tuple(vectors.shape)}, not {tuple(layer.shape)}.")
         with torch.no_grad():
-            layer.copy_(vectors.flip(0))  # they counted query - key
+            layer.copy_(vectors.flip(0))  # transformers 4 counted query - key
     check_model(model)
     return model
 

@@ -1,4 +1,4 @@
-"""Checkpoints of earlier versions, sealed as those of this one are."""
+"""Seals checkpoints of earlier versions as this version does."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .tensors import rewrite_tensors
 
 
 def reseal(path: str | os.PathLike[str]) -> bool:
-    """Seal the patched checkpoint or adapter in a directory, in place, as this version would; False if it need not be.
+    """Seal the patched checkpoint or adapter in a directory as this version does; False if there is nothing to do.
 
     Checkpoints that any transformers loads right are not sealed. At every moment the directory holds a checkpoint that
-    loads: files are made beside the old ones and replace them one by one, each of them fit for those that follow.
+    loads. New files are written beside the old ones and replace them one by one, and each works with old files too.
     """
     folder = Path(os.fspath(path))
     if not folder.is_dir():
@@ -68,7 +68,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _make_sealed_files(folder: Path, stage: Path, raw: dict[str, Any], files: dict[str, str]) -> list[Path]:
-    """New files for a checkpoint, in the order in which they may take the place of the old ones."""
+    """Write new files for a checkpoint, and list them in the order in which they may replace the old ones."""
     made = []
     if not has_seal(files):
         home = min(set(files.values()), key=os.path.getsize)  # the cheapest to copy

@@ -1,4 +1,4 @@
-"""A patch put back from its record onto a loaded model, or refused."""
+"""Applies a patch to a loaded model again from its record, or refuses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def restore(
 
 
 def apply_record(model: PreTrainedModel, record: Record) -> None:
-    """Patch an original model as a record says; raises if it is not the original that the record was made on."""
+    """Patch an original model as a record says. Raises if the record was made on another model."""
     where = divide_places(places_to_patch(model), record.scheme)
     refuse_other_geometry(where, record)
     found = original_values(where, record.scheme)
@@ -136,7 +136,7 @@ def _refuse_contradictions(
             continue
         key = edit.target.attribute_map.get(edit.name, edit.name)
         found, meant = said.get(key), edit.value
-        if key not in said and said is section is not raw:  # sections leave out what their class says anyway
+        if key not in said and said is section is not raw:  # a section leaves out the defaults of its class
             found = getattr(type(where.config)(), key, None)
         older = record.format == 1 and key == "rope_parameters" and is_older_writing(found, meant)
         if not older and found != (list(meant) if isinstance(meant, tuple) else meant):
@@ -148,7 +148,7 @@ def _refuse_contradictions(
 
 
 def is_older_writing(found: Any, meant: Any) -> bool:
-    """Whether rope parameters are those that 0.1.0 wrote for the same rotation: by type of layer, or for all."""
+    """Whether version 0.1.0 wrote these rope parameters, of one or all types of layers, for the same rotation."""
     if not isinstance(found, dict) or not isinstance(meant, dict):
         return bool(found == meant)
     if "rope_type" not in meant:

@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside an old one and then take its place, file by file."""
+"""New checkpoints are written beside an old one, and then replace it file by file."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ if sys.platform != "win32":
     import fcntl
 
 STAGE = ".hf_posenc-"
-"""Opens the name of the folder inside a target in which a new checkpoint is made."""
+"""The start of the name of the folder, inside a target, in which a new checkpoint is made."""
 HEADS = (ADAPTER, CONFIG)
-"""Files without which no loader takes a folder for a checkpoint: the first to go, and the last to come."""
+"""Without these files no loader takes a folder for a checkpoint: they are the first to go and the last to come."""
 
 
 @contextmanager
 def stage_files(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Iterator[Path]:
-    """A folder to fill, whose files take the place of those at `path` when the block ends well.
+    """A folder to fill. Its files replace those at `path` when the block ends without an error.
 
-    An error leaves what was at `path` as it was. A kill leaves the old checkpoint, the new one, or a folder without
-    its config.json, which every loader refuses and the next save repairs. Of what lies at `path` only the files that
-    the new checkpoint replaces go: those of the same names, and the old one's weights. Files named in `kept` are
-    written only where there are none.
+    An error leaves everything at `path` as it was. A kill leaves the old checkpoint, the new one, or a folder without
+    its config.json, which every loader refuses and the next save repairs. Of the files at `path`, only those with the
+    names of new ones and the old weights are removed. Files named in `kept` are written only where there are none.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
         raise PosencError(f"{path} is a file; give the directory to write to.")
     made = [folder for folder in (target, *target.parents) if not folder.exists()]
     target.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=target))  # in the target, which may be a disk of its own
-    new, old = stage / (target.name or "new"), stage / STAGE  # savers read the name of the folder
+    stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=target))  # inside the target, which may be on another disk
+    new, old = stage / (target.name or "new"), stage / STAGE  # savers use the name of the folder
     try:
         with _lock(stage, wait=False):
             new.mkdir()
@@ -50,7 +49,7 @@ def stage_files(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Ite
                 _replace(new, target, old)
                 _sweep(target, stage)
     except BaseException:
-        if not any(not file.is_dir() for file in old.rglob("*")):  # what could not be moved back stays there
+        if not any(not file.is_dir() for file in old.rglob("*")):  # files that could not be moved back stay there
             shutil.rmtree(stage, ignore_errors=True)
         _remove_empty(made)
         raise
@@ -58,7 +57,7 @@ def stage_files(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Ite
 
 
 def refuse_target(path: str | os.PathLike[str], overwrite: bool, **sources: str | os.PathLike[str] | None) -> None:
-    """Raise where writing to `path` would destroy what is read (by whatever name), or what nobody said may go."""
+    """Raise where writing to `path` would destroy a source, or a checkpoint that the user did not say may go."""
     for what, source in sources.items():
         if source is not None and os.path.isdir(source) and os.path.isdir(path) and os.path.samefile(source, path):
             raise PosencError(f"{path} is the {what} itself, which is never overwritten: choose another directory.")
@@ -70,13 +69,13 @@ def refuse_target(path: str | os.PathLike[str], overwrite: bool, **sources: str 
 
 
 def lost_its_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a save into this folder was killed, or is under way, with no checkpoint left."""
+    """Whether a save into this folder was killed or is still running, and no checkpoint is left."""
     folder = Path(path)
     return not any((folder / head).exists() for head in HEADS) and any(folder.glob(STAGE + "*"))
 
 
 def _replace(new: Path, target: Path, old: Path) -> None:
-    """Move old files away and new ones in. What raises moves them all back."""
+    """Move old files away and new files in. An error moves them all back."""
     coming = sorted((f.relative_to(new) for f in new.rglob("*") if not f.is_dir()), key=_rank)
     _refuse_blocked(target, coming)
     leaving = sorted({*coming, *_files_to_remove(target, coming)}, key=_rank, reverse=True)
@@ -102,17 +101,17 @@ def _replace(new: Path, target: Path, old: Path) -> None:
 
 
 def _rank(name: Path) -> tuple[bool, bool, bool, str]:
-    """The order in which files come: weights, what else there is, heads, and last the head of the whole."""
+    """The order in which files come: weights, other files, heads in subfolders, and last the head of the whole."""
     return name.name in HEADS, str(name) in HEADS, name.suffix != ".safetensors", str(name)
 
 
 def _files_to_remove(target: Path, coming: list[Path]) -> set[Path]:
-    """Files of the checkpoints in a folder that new ones make meaningless, though they have none of that name."""
+    """Old files in a folder that must go though no new file has their name, such as old weights."""
     found = {name.with_name(FILE) for name in coming if name.name == ADAPTER}
     if not {Path(WEIGHTS), Path(INDEX)} & set(coming):
         return found
     found |= {Path(WEIGHTS), Path(INDEX)}
-    with suppress(PosencError):  # there is none, or it is damaged and names no shards
+    with suppress(PosencError):  # there is no index, or it is damaged
         names = read_json(str(target / INDEX)).get("weight_map")
         shards = names.values() if isinstance(names, dict) else ()
         found |= {Path(s) for s in shards if isinstance(s, str) and Path(s).name == s and s.endswith(".safetensors")}
@@ -120,7 +119,7 @@ def _files_to_remove(target: Path, coming: list[Path]) -> set[Path]:
 
 
 def _refuse_blocked(target: Path, coming: list[Path]) -> None:
-    """Raise where what lies in a folder would not let the new checkpoint be what it is."""
+    """Raise where something in a folder would hide or block the new checkpoint."""
     if Path(CONFIG) in coming and Path(ADAPTER) not in coming and (target / ADAPTER).exists():
         raise PosencError(
             f"{target} holds an adapter ({ADAPTER}), which loaders would take in place of a model written there: "
@@ -141,7 +140,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _sweep(target: Path, own: Path) -> None:
-    """Remove what saves that were killed have left."""
+    """Remove what killed saves have left."""
     for folder in target.glob(STAGE + "*"):
         if folder != own and folder.is_dir() and not folder.is_symlink():
             with _lock(folder, wait=False) as abandoned:
@@ -151,7 +150,7 @@ def _sweep(target: Path, own: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock on a folder, which ends with the process; gives False where it is not to be had."""
+    """Hold a lock on a folder, which ends with the process. Gives False where the lock cannot be had."""
     if sys.platform == "win32":
         yield False
         return
@@ -160,7 +159,7 @@ def _lock(folder: Path, wait: bool) -> Iterator[bool]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             held = True
-        except OSError:  # another process has it, or the file system knows no locks
+        except OSError:  # another process holds it, or the file system has no locks
             held = False
         yield held
     finally:

@@ -1,4 +1,4 @@
-"""Files of tensors with some of them added, left out or changed."""
+"""Copies files of tensors with some tensors added, left out or changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ABOUT = "__metadata__"
 def rewrite_tensors(
     source: str | os.PathLike[str], place: str | os.PathLike[str], tensors: dict[str, Tensor], left_out: list[str]
 ) -> None:
-    """Copy a file of tensors with others in it. Where these are only added, what it holds is not read."""
+    """Copy a file of tensors with changes. Where tensors are only added, the old ones are not read."""
     with safe_open(source, framework="pt") as stored:
         names = stored.keys()
         if left_out or set(tensors) & set(names) or not _append(source, place, tensors):
@@ -25,7 +25,7 @@ def rewrite_tensors(
 
 
 def _append(source: str | os.PathLike[str], place: str | os.PathLike[str], tensors: dict[str, Tensor]) -> bool:
-    """Copy a file with more tensors behind those it holds; False where they could not be read from there."""
+    """Copy a file with more tensors after the old ones; False where their alignment would be wrong."""
     added = save(tensors)
     size = 8 + int.from_bytes(added[:8], "little")
     with open(source, "rb") as old:

@@ -1,6 +1,6 @@
-"""Adapters whose two ends are tied, embeddings and output layer: saved once, and loaded into both.
+"""Adapters with tied embeddings and output layer: these weights are saved once, and loaded into both.
 
-PEFT saves the same weights under two names, which for a small model is most of the file.
+PEFT saves them under two names, which for a small model is most of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX = "base_model.model."
 
 
 def write_once(folder: Path, model: PreTrainedModel) -> None:
-    """Drop the second name of tied weights from an adapter that was just saved. `model` is the one inside PEFT's."""
+    """Remove the second copy of tied weights from an adapter that was just saved. `model`: the one inside PEFT's."""
     output = output_key(model)
     source = folder / FILE
     state = load_file(source)
@@ -37,7 +37,7 @@ def write_once(folder: Path, model: PreTrainedModel) -> None:
 
 
 def is_written_once(path: str, model: PreTrainedModel, adapter: dict[str, Any], hub: dict[str, Any]) -> bool:
-    """Whether PEFT would miss the second name of tied weights in this adapter."""
+    """Whether this adapter holds tied weights once, while PEFT expects them twice."""
     output = output_key(model)
     if not adapter.get("ensure_weight_tying") or output is None:
         return False
@@ -46,7 +46,7 @@ def is_written_once(path: str, model: PreTrainedModel, adapter: dict[str, Any], 
 
 
 def load_tied(path: str, config: Any, model: PreTrainedModel, trainable: bool, hub: dict[str, Any]) -> Any:
-    """The adapter on its base, as PEFT would make it if the weights of both ends had been saved."""
+    """The adapter on its base model, as PEFT would load it if the tied weights had been saved twice."""
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict  # takes seconds
 
     base, revision = config.base_model_name_or_path, config.revision
@@ -68,7 +68,7 @@ def load_tied(path: str, config: Any, model: PreTrainedModel, trainable: bool, h
 
 
 def output_key(model: PreTrainedModel) -> str | None:
-    """What PEFT calls the output layer of a model whose ends are tied."""
+    """PEFT's name for the output layer of a model with tied embeddings; None for other models."""
     layer = model.get_output_embeddings() if getattr(model.config, "tie_word_embeddings", False) else None
     return None if layer is None else PREFIX + _name(model, layer) + ".weight"
 

@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside a checkpoint."""
+"""The tokenizer in the folder of a checkpoint."""
 
 from __future__ import annotations
 

@@ -32,43 +32,43 @@ from .tables import table_words
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The answer of `describe`. Print it, or read its fields; None where there is nothing to say."""
+    """The answer of `describe`, to print or to read by its fields. A field is None where it does not apply."""
 
     model: str
     scheme: str
     options: dict[str, Any]
 
     plan: dict[str, str] | None = None
-    """What each group of layers does, where a plan gave them schemes of their own."""
+    """What each group of layers does, where a plan gives them different schemes."""
     layers: str | None = None
-    """Which of them, where a model has layers of several types."""
+    """Which layers are patched or described, on a model with layers of several types."""
     trained_length: int | None = None
     target_length: int | None = None
-    """What the config promises."""
+    """How far positions reach, by the config."""
     factor: float | None = None
     rope_theta: float | None = None
     effective_theta: float | None = None
     """The theta of a plain RoPE whose slowest pair rotates as the live one does."""
     shortest_wavelength: float | None = None
-    """In tokens."""
+    """Wavelengths are in tokens."""
     longest_wavelength: float | None = None
     pairs: int | None = None
-    """Rotary pairs that rotate at all; 0 where the rotation is switched off."""
+    """How many rotary pairs rotate; 0 where the rotation is switched off."""
     pairs_below_one_turn: int | None = None
-    """Those of them that rotate less than once within the trained length."""
+    """How many of them turn less than once within the trained length."""
     attention_scaling: float | None = None
-    """What cos and sin are multiplied by: scores are scaled by its square."""
+    """The number that cos and sin are multiplied by. It scales scores by its square."""
     temperature: str | None = None
-    """What queries are multiplied by, by their position; one that the model has of its own included."""
+    """What queries are multiplied by, depending on their position; a temperature of the model's own is included."""
 
     image_size: tuple[int, ...] | None = None
-    """Height and width that the config of a vision model speaks of, in pixels; a patched one takes others as well."""
+    """Height and width of images in pixels, by the config of a vision model. A patched one takes other sizes too."""
     patch_size: tuple[int, ...] | None = None
     grid: tuple[int, ...] | None = None
     """Rows and columns of patches in such an image."""
     axes: str | None = None
     special_tokens: int | None = None
-    """Before the patches: classes, registers. They have no position, but for a learned one of their own."""
+    """How many tokens, such as classes and registers, come before the patches. They have no coordinates."""
     rotation: str | None = None
 
     kernel: str
@@ -76,9 +76,9 @@ class Description:
     bias: str
     portability: str
     nearest: str | None = None
-    """For what only hf_posenc computes: the scheme most like it that other runtimes know."""
+    """Where only hf_posenc can run the scheme: the most similar scheme that other runtimes know."""
     runtimes: dict[str, str] | None = None
-    """What each of them makes of this model, as far as that is known (`hf_posenc.engines`)."""
+    """What each runtime does with this model, as far as that is known (`hf_posenc.engines`)."""
 
     def __str__(self) -> str:
         told = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
@@ -95,7 +95,7 @@ class Description:
 
 
 def describe(model: Any) -> Description:
-    """Tell how the live model knows positions. Frequencies and scales are read from its modules."""
+    """Describe how the live model knows positions. Frequencies and scales are read from its modules."""
     model = unwrap_model(model)
     where, record = places(model), record_of(model)
     where = where if record is None else divide_places(where, record.scheme)
@@ -122,7 +122,7 @@ def describe(model: Any) -> Description:
 
 
 def _in_a_text(where: Places, group: Group, record: Record | None) -> dict[str, Any]:
-    """What there is to say of positions on one axis."""
+    """The fields about positions on one axis."""
     inv_freq, scaling = live_rotation(group)
     if is_switched(where):
         inv_freq = torch.zeros(0)
@@ -146,7 +146,7 @@ def _in_a_text(where: Places, group: Group, record: Record | None) -> dict[str, 
 
 
 def _temperature(group: Group, record: Record | None) -> str | None:
-    """What queries are multiplied by, ours or the family's own."""
+    """What queries are multiplied by, by the patch or by the family's own code."""
     found = next((link.temperature for _, link in links(group.attentions) if link.temperature is not None), None)
     if found is not None:
         return str(found)
@@ -158,7 +158,7 @@ def _temperature(group: Group, record: Record | None) -> str | None:
 
 
 def _on_a_grid(group: Group) -> dict[str, Any]:
-    """What there is to say of positions on several axes."""
+    """The fields about positions on several axes."""
     stack = group.stack
     return {
         "image_size": sides(getattr(stack.config, stack.family.length)),
@@ -171,7 +171,7 @@ def _on_a_grid(group: Group) -> dict[str, Any]:
 
 
 def _group(where: Places, record: Record | None) -> Group:
-    """The layers to speak of: the first that are patched, or those that look furthest."""
+    """The layers to describe: the first patched group, or the layers that look furthest."""
     groups = {group.name: group for group in where.groups}
     if record is not None:
         return groups[next(iter(record.geometries))]
@@ -186,14 +186,14 @@ def _portability(where: Places, record: Record | None) -> str:
 
 
 def nearest_scheme(where: Places, record: Record | None) -> str | None:
-    """The scheme most like a model's own that its config or weights can say."""
+    """The scheme most similar to the model's that a config or weights can say."""
     if record is None:
         return None
     return record.scheme.nearest or ("yarn" if where.has_rotary else "learned" if where.has_table else None)
 
 
 def cell_of(where: Places, sealed: bool, record: Record | None) -> tuple[str, str, set[str]]:
-    """Where a model stands in the table of what runtimes compute: its type, its kind of positions, its keys."""
+    """The model's place in the table of what runtimes compute: its type, its kind of positions and its keys."""
     rope = getattr(where.config, "rope_parameters", None)
     rope = rope if isinstance(rope, dict) else {}
     if sealed:
@@ -214,8 +214,8 @@ def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:
 
 
 def own_positions(where: Places, table: str, bias: str) -> str:
-    """What an unpatched model has."""
-    if where.stacks[0].grid:  # which are there or not, as the config says
+    """The kind of positions that an unpatched model has."""
+    if where.stacks[0].grid:  # the config says which of these there are
         return " and ".join(kind for kind, words in (("bias", bias), ("table", table)) if words != "none") or "none"
     if not where.has_rotary or is_switched(where):
         return where.family.positions
@@ -224,7 +224,7 @@ def own_positions(where: Places, table: str, bias: str) -> str:
 
 
 def is_switched(where: Places) -> bool:
-    """Whether the config has put another kind of positions in place of the family's usual one."""
+    """Whether a switch in the config replaces the family's usual kind of positions by another one."""
     switch = where.family.switch
     return switch is not None and bool(getattr(where.config, switch[0]))
 
@@ -236,7 +236,7 @@ def effective_theta(rotating: list[float], pairs: int) -> float | None:
 
 
 def live_rotation(group: Group) -> tuple[Tensor, float]:
-    """The frequencies and the scale that q and k are rotated with right now."""
+    """The frequencies and the scale by which q and k are rotated now."""
     for _, link in links(group.attentions):
         if link.shared.rotation is not None:
             return link.shared.inv_freq.float().cpu(), link.shared.rotation.attention_scaling
@@ -252,7 +252,7 @@ def live_rotation(group: Group) -> tuple[Tensor, float]:
 
 
 def _bias(where: Places, group: Group, record: Record | None) -> str:
-    """What adds a bias to attention scores, ours or the family's own."""
+    """The bias on attention scores, from the patch or from the family's own code."""
     if group.stack.biases and not group.stack.grid:
         return where.family.positions
     if group.stack.biases:

@@ -35,13 +35,19 @@ def measure(
         if layer_types is not None:
             raise PosencError("A plan says itself which layers are meant: leave layer_types out.")
         planned = [group for group in where.groups if group.suffix]
-        return {g.name: _geometry(where, g, scheme.part(g.name), existing, scheme.apart) for g in planned}
+        found = {}
+        for group in planned:  # a comprehension would be one more frame for `stacklevel` in some versions of Python
+            found[group.name] = _geometry(where, group, scheme.part(group.name), existing, scheme.apart)
+        return found
     if len(where.family.axes) > 1:
         _refuse_lengths(where, {**{n: getattr(scheme, n) for n in LENGTHS}, "existing": existing}, layer_types)
     if scheme.adds_to_input and layer_types not in (None, "all"):
         raise PosencError(f"{scheme.name!r} adds to the input of all layers: layer_types cannot be given for it.")
     groups = where.groups if scheme.adds_to_input else groups_of_types(where, layer_types)
-    return {group.name: _geometry(where, group, scheme, existing) for group in groups}
+    found = {}
+    for group in groups:
+        found[group.name] = _geometry(where, group, scheme, existing)
+    return found
 
 
 def _refuse_lengths(where: Places, given: dict[str, Any], layer_types: Any) -> None:
@@ -147,7 +153,7 @@ def _start_on_scaled(
             f"This model's RoPE is scaled already ({kind!r}, factor {rope.get('factor')}): {scheme.name!r} extends it "
             f"from {trained} tokens. Pass existing='extend' to say that this is meant, or existing='replace' to drop "
             "the old scaling first.",
-            stacklevel=5,
+            stacklevel=6,  # the caller of `patch_model`
         )
     if existing != "replace":
         return rope, trained

@@ -172,10 +172,10 @@ def with_temperature(stack: Stack, parameters: Parameters, rotations: Rotations)
 def _parameters_for(
     way: int, tempered: bool, group: Group, effect: Effect, geometry: Geometry, reach: Span
 ) -> dict[str, Any] | None:
-    """The rope parameters that mean a group's rotation, written in one of the ways; None if that way cannot.
+    """The rope parameters that mean a group's rotation, written in one of the ways; None where it cannot.
 
-    `way` counts the ways to say no rotation (`UNROTATED`) and, after them, a factor for each pair. `tempered` keeps the
-    temperature that the layers of a scaled model have noted.
+    `way` counts the ways to say no rotation (`UNROTATED`) and, after them, a factor for each pair. `tempered` keeps
+    the temperature that the layers of a scaled model have noted.
     """
     rotation, noted = fixed_rotation(effect), _temperature_keys(geometry.rope or {})
     if tempered and (not noted or (rotation and rotation.read_by_layers)):

@@ -1,4 +1,4 @@
-"""Adapters carry the scheme of their base model, whoever saves them, and are refused by those who do not heed it."""
+"""Every saved adapter carries the scheme of its base model, and is sealed against programs that would ignore it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .fingerprint import Fingerprint, fingerprint
 
 ADAPTER = "adapter_config.json"
 FILE = "posenc.json"
-"""Lies beside `adapter_config.json` and holds the base model's `config.posenc`, and a fingerprint of its weights."""
+"""The file beside `adapter_config.json` with the base model's `config.posenc` and a fingerprint of its weights."""
 KIND, INSIDE, OUTSIDE = "peft_type", "hf_posenc", ("base_model_name_or_path", "revision", "task_type")
-"""A sealed `adapter_config.json` names a type that PEFT does not know, and holds its own words one level deeper, where
-runtimes that do not ask for a type do not find them. What says to which model it belongs stays outside."""
+"""A sealed `adapter_config.json` names a type that PEFT does not know. Its own settings are one level deeper, where
+runtimes that ignore the type do not find them. The keys that name the base model stay outside."""
 
 
 class SaveWithScheme:
-    """`save_pretrained` of one PEFT config object, which also writes the scheme of the model it is on."""
+    """Replaces `save_pretrained` of one PEFT config object, and also writes the scheme of the model."""
 
     def __init__(self, config: Any, model: PreTrainedModel, once: bool = False):
         self.config, self.model, self.once = config, model, once
@@ -46,11 +46,11 @@ class SaveWithScheme:
 
 
 def before_state_dict(model: Any, prefix: str, keep_vars: bool) -> None:
-    """Runs before the state dict of a patched model is made, so before any save of adapters on it.
+    """Runs before the state dict of a patched model is made, and so before adapters on it are saved.
 
-    PEFT knows nothing of positions: its config objects are the one thing on the model that is told where it saves. The
-    model gets copies of them that know. A save that is under way has taken its object already, which may serve other
-    models too: that one is told for this time only, and looks at what was saved before it believes it.
+    PEFT knows nothing about positions. Only its config objects are told where it saves. So the model gets copies of
+    these objects that also write its scheme. A save that has already begun has taken its object before, and that
+    object may serve other models too. So it is changed for this one save, and first checks whose adapter was saved.
     """
     configs: Any = getattr(model, "peft_config", None)
     if configs is None and prefix.endswith("base_model."):
@@ -69,7 +69,7 @@ def before_state_dict(model: Any, prefix: str, keep_vars: bool) -> None:
 
 
 def holds_adapter_of(model: Any, folder: str | os.PathLike[str]) -> bool:
-    """Whether the adapter weights in a folder are those of this very model."""
+    """Whether the adapter weights in a folder are those of this model."""
     live = {}
     for name, tensor in model.named_parameters():
         for adapter in model.peft_config:
@@ -86,7 +86,7 @@ def holds_adapter_of(model: Any, folder: str | os.PathLike[str]) -> bool:
 
 
 def seal_adapter(folder: str | os.PathLike[str], model: PreTrainedModel, weights: Fingerprint | None = None) -> None:
-    """Let the adapter that was saved in a folder carry the scheme of its base model, and be refused elsewhere.
+    """Add the scheme of its base model to the adapter that was saved in a folder, and seal it.
 
     `weights`: a fingerprint that was taken while the base model was in one piece.
     """
@@ -100,7 +100,7 @@ def write_adapter(
     model: PreTrainedModel,
     weights: Fingerprint | None = None,
 ) -> None:
-    """Write the scheme of a base model first, and then what makes a folder an adapter."""
+    """Write the scheme of the base model first, and then the file that makes the folder an adapter."""
     found = fingerprint(model) if weights is None else weights
     held = four_bit_settings(model)
     more = {"base": found} if found else {}
@@ -109,21 +109,21 @@ def write_adapter(
 
 
 def four_bit_settings(model: PreTrainedModel) -> dict[str, Any] | None:
-    """How bitsandbytes holds a base model's weights: on whole ones an adapter that was trained on these is another."""
+    """How bitsandbytes quantised the base model, None if it did not: an adapter trained on such weights needs them."""
     config: Any = getattr(model.config, "quantization_config", None)
     said: dict[str, Any] = {} if config is None else config if isinstance(config, dict) else config.to_dict()
     return said if said.get("quant_method") == "bitsandbytes" else None
 
 
 def seal_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The words of an `adapter_config.json` so that PEFT without this package refuses them."""
+    """The settings of an `adapter_config.json` in a form that PEFT without this package refuses."""
     if settings.get(KIND) == SEAL:
         return settings
     return {KIND: SEAL, **{key: settings[key] for key in OUTSIDE if key in settings}, INSIDE: settings}
 
 
 def adapter_settings(data: dict[str, Any]) -> dict[str, Any]:
-    """The words of an `adapter_config.json`, sealed or not, as PEFT knows them."""
+    """The settings of an `adapter_config.json`, sealed or not, in the form that PEFT knows."""
     if data.get(KIND) != SEAL:
         return data
     if not isinstance(data.get(INSIDE), dict) or KIND not in data[INSIDE]:
@@ -132,7 +132,7 @@ def adapter_settings(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_json(folder: str | os.PathLike[str], name: str, data: dict[str, Any]) -> None:
-    """Write whole or not at all: a half-written scheme would be worse than none."""
+    """Write the whole file or nothing: half a scheme would be worse than none."""
     path = os.path.join(folder, name)
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(data, file, indent=2)

@@ -1,4 +1,7 @@
-"""How far positions reach by a config: the length of a text or the size of images; and which of them there are."""
+"""What a config says about how far positions reach and which kinds of positions there are.
+
+How far they reach is the length of a text, or the size of images.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .grades import is_sealed
 
 
 def config_length(where: Places) -> int | None:
-    """How long a text the config allows, in tokens; None where it says nothing, or where no text is read."""
+    """How many tokens of text the config allows; None where it does not say, and on vision models."""
     length = getattr(where.config, where.family.length, None)
     if len(where.family.axes) > 1 or not isinstance(length, int) or isinstance(length, bool) or length <= 0:
         return None
@@ -22,12 +25,12 @@ def config_length(where: Places) -> int | None:
 
 
 def rows_before_positions(where: Places) -> int:
-    """What the config's length counts that are not positions."""
+    """How many rows before the row of position 0 the length in the config includes."""
     return where.family.offset(where.config) if where.family.counted else 0
 
 
 def config_size(where: Places, effect: Effect, reach: Span) -> Any:
-    """What the config of a patched model says of its length, or of the size of its images."""
+    """The length, or the size of images, that the config of the patched model says."""
     if len(where.family.axes) == 1:
         kept = config_length(where) if where.has_table and isinstance(effect.table, OwnTable) else None
         return max(reach.target, kept or 0) + rows_before_positions(where)
@@ -36,7 +39,7 @@ def config_size(where: Places, effect: Effect, reach: Span) -> Any:
 
 
 def size_edits(where: Places, effect: Effect, size: Any) -> list[Edit]:
-    """What the config says of sizes and of the kinds of positions that there are, and the modules that note it."""
+    """Writes sizes and kinds of positions into the config, and into modules that hold copies of these values."""
     config, family, edits = where.config, where.family, list[Edit]()
     if hasattr(config, family.length):
         edits.append(Swap(config, family.length, size))
@@ -54,13 +57,13 @@ def size_edits(where: Places, effect: Effect, size: Any) -> list[Edit]:
 
 
 def _module_flag_edits(stack: Stack, flags: dict[str, bool]) -> list[Edit]:
-    """The flags of a config that modules have written down when they were built."""
+    """Sets the flags that modules have copied from the config when they were built."""
     noted = ((module, flag) for module in stack.root.modules() for flag in flags)
     return [Swap(module, flag, flags[flag]) for module, flag in noted if isinstance(vars(module).get(flag), bool)]
 
 
 def _module_size_edits(stack: Stack, size: Any) -> list[Edit]:
-    """The sizes that the embeddings of a vision model have written down."""
+    """Sets the sizes that the embeddings of a vision model have copied from the config."""
     height, width = sides(size)
     rows, columns = grid_size(size, stack.patch)
     counts = {"num_patches": rows * columns, "num_positions": stack.offset + rows * columns}
@@ -76,7 +79,7 @@ def _module_size_edits(stack: Stack, size: Any) -> list[Edit]:
 
 
 def size_faults(where: Places, effect: Effect, reach: Span, original: dict[str, Any]) -> list[str]:
-    """Where a config no longer promises what the patch wrote. Lengths of a text may be changed by hand."""
+    """Where the config has another size than the patch wrote. The length of a text may be changed by hand."""
     if len(where.family.axes) == 1:
         return []
     name, given = where.family.length, getattr(effect.table, "image_size", None)
@@ -87,7 +90,7 @@ def size_faults(where: Places, effect: Effect, reach: Span, original: dict[str, 
 
 
 def checkpoint_size(family: Family, config: Any, effects: list[Effect], geometry: Geometry, reach: Span) -> Any:
-    """The size that the table in a checkpoint was made for, as the config says sizes; None for what the file says.
+    """The size of the table in a checkpoint, as the config would say it; None where the config is right.
 
     A sealed table has another size than the config says, so that whoever forces the seal is refused: no row, one too
     many, or one patch.
@@ -96,14 +99,14 @@ def checkpoint_size(family: Family, config: Any, effects: list[Effect], geometry
     if len(family.axes) > 1:
         return _side(checkpoint_grid(geometry), geometry.patch) if sealed else None
     counted, target = family.offset(config) if family.counted else 0, reach.target
-    if any(isinstance(effect.table, OwnTable) for effect in effects):  # it keeps all its rows
+    if any(isinstance(effect.table, OwnTable) for effect in effects):  # such a table keeps all its rows
         target = max(target, getattr(config, family.length) - counted)
     rows = 1 if sealed and all(effect.table is None for effect in effects) else target + sealed
     return rows + counted
 
 
 def checkpoint_grid(geometry: Geometry) -> tuple[int, ...]:
-    """Rows and columns of the table in a sealed checkpoint: not those that its config says."""
+    """Rows and columns of the table in a sealed checkpoint, which differ from those that its config says."""
     return (2, 2) if geometry.grid == (1, 1) else (1, 1)
 
 

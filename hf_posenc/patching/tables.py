@@ -33,8 +33,11 @@ def live_table(stack: Stack) -> Any:
 def table_edits(
     stack: Stack, effect: Effect, geometry: Geometry, size: Any, rows: int, sealed: bool, loaded: bool
 ) -> list[Edit]:
-    """`size`: what the config will say of images; `rows`: how many positions a text will have. `loaded`: the table
-    that the stack has now was loaded from a checkpoint of the patched model."""
+    """Puts the table that the scheme means in place of the family's own, or removes that.
+
+    `size`: the size of images that the config will say. `rows`: how many positions a text will have. `loaded`: whether
+    the stack's table was just loaded from a checkpoint of the patched model.
+    """
     if stack.grid:
         assert stack.table is not None
         return _grid_edits(stack, stack.table, effect, geometry, size, sealed, loaded)
@@ -57,7 +60,7 @@ def table_edits(
 
 
 def _leaves_table_out(stack: Stack, site: Site, source: TableSource | None, sealed: bool) -> bool:
-    """Whether the model is left without a table, as its config can say."""
+    """Whether the model is to have no table, which its config can say."""
     if stack.family.table_flag is None:
         return False
     return (source is None and not sealed) or (site.module is None and isinstance(source, OwnTable))
@@ -66,12 +69,12 @@ def _leaves_table_out(stack: Stack, site: Site, source: TableSource | None, seal
 def _replacement_table(
     stack: Stack, site: Site, source: TableSource | None, rows: int, sealed: bool, loaded: bool
 ) -> ReplacementTable:
-    """A table to put in the place of the family's own one."""
+    """The table that replaces the family's own one."""
     if site.module is None:
         return _first_table(stack, source, sealed)
     native, like = site.module, site.module.weight
     if source is None:
-        # In a sealed checkpoint the table has one row: of no use to whoever forces the seal, and refused.
+        # One row in a sealed checkpoint: a program that ignores the seal has no use for it, and refuses.
         module: ReplacementTable = ZeroTable(native.embedding_dim, 1 if sealed else rows, like)
     else:
         inner = positions_only(native, stack.offset, native.num_embeddings - (sealed and loaded))
@@ -87,7 +90,7 @@ def _replacement_table(
 
 
 def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> ReplacementTable:
-    """A table in a place that the model was built without one for."""
+    """The table for a model that was built without one."""
     like = stack.weight.weight
     stand_in = nn.Embedding(1, like.shape[1], device="meta")
     if source is None:
@@ -100,13 +103,13 @@ def _first_table(stack: Stack, source: TableSource | None, sealed: bool) -> Repl
 
 
 def positions_only(native: nn.Embedding, first: int, last: int) -> nn.Embedding:
-    """A family's table without the rows that are no positions."""
+    """A family's table without the rows that stand for no position."""
     weight = native.weight.detach()[first:last]
     return native if len(weight) == len(native.weight) else nn.Embedding.from_pretrained(weight, freeze=False)
 
 
 def _first_layer_edits(stack: Stack, source: TableSource) -> list[Edit]:
-    """A table before the first layer, which is told positions."""
+    """Puts a table before the first layer, which is told positions."""
     first, kind = stack.first_layer, stack.config.model_type
     reason = NO_TABLE.get(kind, UNTOLD if stack.family.bias else None)
     if reason is not None:
@@ -135,10 +138,10 @@ def _path_of_layers(root: nn.Module, first: nn.Module) -> str:
 def _grid_edits(
     stack: Stack, site: Site, effect: Effect, geometry: Geometry, size: Any, sealed: bool, loaded: bool
 ) -> list[Edit]:
-    """A table that the embeddings of a vision model read, at the size of each image."""
+    """Puts a table that the embeddings of a vision model read at the size of each image."""
     source, like = effect.table, stack.weight.weight
     edits: list[Edit] = [Hooks([stack.embeddings], before_patches)]
-    if isinstance(source, OwnGrid):  # read and resized by the model's own code
+    if isinstance(source, OwnGrid):  # the model's own code reads and resizes it
         if not loaded:
             edits.append(Swap(site.owner, site.name, _own_grid(stack, site, source, geometry, size)))
         return edits
@@ -148,7 +151,7 @@ def _grid_edits(
     if stack.family.table_flag and not sealed:
         return [*edits, Swap(site.owner, site.name, None, beside=stack.weight)]
     rows, columns = checkpoint_grid(geometry) if sealed else grid_size(size, stack.patch)
-    # Nothing reads it: it is what checkpoints hold.
+    # Nothing reads this table. Checkpoints hold it.
     blank = like.new_zeros(stack.offset + rows * columns, geometry.hidden_size)
     return [*edits, Swap(site.owner, site.name, _as_table(blank, site.module, trained=False))]
 
@@ -166,7 +169,7 @@ def _own_grid(stack: Stack, site: Site, own: OwnGrid, geometry: Geometry, size: 
 
 
 def grid_rows(native: Any) -> Tensor | None:
-    """The rows of a table that is a parameter, an embedding or not there: (rows, size)."""
+    """The rows (rows, size) of a table that is a parameter or an embedding; None where there is no table."""
     if native is None:
         return None
     rows: Tensor = native.weight if isinstance(native, nn.Embedding) else native[0]
@@ -174,13 +177,13 @@ def grid_rows(native: Any) -> Tensor | None:
 
 
 def _as_table(rows: Tensor, native: Any, trained: bool) -> nn.Embedding | nn.Parameter:
-    """Rows as the kind of table that a model has."""
+    """A table with these rows, an embedding or a parameter as the model's own."""
     if isinstance(native, nn.Embedding):
         return nn.Embedding.from_pretrained(rows, freeze=not trained)
     return nn.Parameter(rows[None], requires_grad=trained)
 
 
-# --- whether it is still done ----------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 def table_faults(stack: Stack, effect: Effect) -> list[str]:
@@ -252,7 +255,7 @@ def _grid_faults(stack: Stack, effect: Effect) -> list[str]:
 
 
 def module_faults(root: Any, name: str, wanted: nn.Module) -> list[str]:
-    """Where a module that a patch put on the model is not what the scheme means."""
+    """Where a module that a patch put on the model is not the one that the scheme means."""
     live: Any = getattr(root, name, None)
     live = getattr(live, "original_module", live)  # peft keeps trained copies behind a wrapper
     if live is None:
@@ -263,7 +266,7 @@ def module_faults(root: Any, name: str, wanted: nn.Module) -> list[str]:
 
 
 def table_words(stack: Stack) -> str:
-    """What adds vectors to the input, as `describe` says it."""
+    """What adds vectors to the input, in the words of `describe`."""
     if not stack.grid:
         table = live_table(stack)
         return "none" if table is None else str(table)
