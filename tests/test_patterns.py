@@ -330,5 +330,5 @@ def test_a_table_that_is_kept_keeps_its_rows(scheme, kind, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["self_extend", "rerope", "dca", "streaming", "lm_infinite"])
 def test_models_without_rope_are_refused(scheme):
-    with pytest.raises(PosencError, match="has none"):
+    with pytest.raises(PosencError, match="has no RoPE"):
         patch_model(tiny("gpt2"), scheme, **({"factor": 2.0} if scheme == "self_extend" else {}))

@@ -175,11 +175,11 @@ def _scheme_words(scheme: Scheme) -> str:
 
 def _load_instructions(name: str, raw: dict[str, Any], base: str | None, sealed: bool, library: str) -> list[str]:
     """Who can load the checkpoint, and the code that does so."""
-    said = "PEFT" if library == "peft" else library
+    loader = "PEFT" if library == "peft" else library
     who = (
-        f"Only hf_posenc (`pip install hf-posenc`) loads it: {said} without it refuses."
+        f"Only hf_posenc (`pip install hf-posenc`) loads it: {loader} without it refuses."
         if sealed
-        else f"Any {said} loads it right."
+        else f"Any {loader} loads it right."
     )
     adapter = library == "peft"
     known = base_words(base)

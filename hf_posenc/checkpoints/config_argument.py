@@ -24,10 +24,10 @@ def arguments_from(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(config, PreTrainedConfig) or kind != raw.get("model_type"):
         found = repr(kind) if isinstance(config, PreTrainedConfig) else f"a {type(config).__name__}"
         raise PosencError(f"config= must be a config of a {raw.get('model_type')!r} model, got {found}.")
-    said, own = config.to_dict(), type(config).from_dict(copy.deepcopy(raw)).to_dict()
-    changed = {k: v for k, v in said.items() if k not in NOT_OF_THE_MODEL and (k not in own or own[k] != v)}
+    values, own = config.to_dict(), type(config).from_dict(copy.deepcopy(raw)).to_dict()
+    changed = {k: v for k, v in values.items() if k not in NOT_OF_THE_MODEL and (k not in own or own[k] != v)}
     sections = sorted({"posenc", *config.sub_configs} & set(changed))
-    if sections or "posenc" not in said:
+    if sections or "posenc" not in values:
         raise PosencError(
             f"config= says otherwise than the checkpoint in {', '.join(sections or ['posenc'])}, which cannot be "
             "given so: change the model after it was loaded, or save another one."

@@ -53,12 +53,12 @@ def _trouble(path: str, hub: dict[str, Any]) -> str | None:
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     key = (path, hub.get("revision"))
-    since, said = _troubles.get(key, (-MEMORY, ""))
+    since, trouble = _troubles.get(key, (-MEMORY, ""))
     if time.monotonic() - since < MEMORY:
-        return said or None
-    said = _ask_hub(path, hub)
-    _troubles[key] = (time.monotonic(), said)
-    return said or None
+        return trouble or None
+    trouble = _ask_hub(path, hub)
+    _troubles[key] = (time.monotonic(), trouble)
+    return trouble or None
 
 
 def _ask_hub(path: str, hub: dict[str, Any]) -> str:

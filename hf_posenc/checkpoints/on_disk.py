@@ -59,7 +59,7 @@ def patch_checkpoint(
     memory, and the other files are copied. Tokenizer files are copied with their length updated. `overwrite` lets the
     copy replace a checkpoint in `target`, but never `source`.
     """
-    wanted = scheme_or_plan(scheme, options)
+    request = scheme_or_plan(scheme, options)
     check_existing(existing)
     origin = model_path(source)
     refuse_missing_folder(origin)
@@ -91,9 +91,9 @@ def patch_checkpoint(
             stack.table.module.weight = nn.Parameter(stored.get_tensor(key))  # type: ignore[union-attr]
     if "posenc" in raw:
         Record.from_dict(raw["posenc"]).refuse_edited()
-    asked, where, geometries = fit(wanted, where, existing, layer_types)
-    journal = plan(where, asked, geometries)
-    warn_untrained(asked, where.family, where.config.model_type)
+    fitted, where, geometries = fit(request, where, existing, layer_types)
+    journal = plan(where, fitted, geometries)
+    warn_untrained(fitted, where.family, where.config.model_type)
     journal.apply()
     tensors = _own_parameters(model, files)
     for stack, key in keys:
@@ -102,7 +102,7 @@ def patch_checkpoint(
     kept = kept_card(target)
     with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
-        copy_modules(Path(origin), folder, _requested_length(asked, where))
+        copy_modules(Path(origin), folder, _requested_length(fitted, where))
         model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
         if not kept:

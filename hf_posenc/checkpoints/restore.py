@@ -126,17 +126,17 @@ def _refuse_contradictions(
         if not isinstance(edit, Swap) or edit.name.startswith("_") or edit.name == "posenc":
             continue
         if edit.target is where.config:
-            said = section
+            values = section
         elif edit.target is where.model_config:
-            said = raw
+            values = raw
         else:
             continue
         sealed |= edit.value == SEAL
         if record.format == 1 and edit.name in SINCE_FORMAT_2:
             continue
         key = edit.target.attribute_map.get(edit.name, edit.name)
-        found, meant = said.get(key), edit.value
-        if key not in said and said is section is not raw:  # a section leaves out the defaults of its class
+        found, meant = values.get(key), edit.value
+        if key not in values and values is section is not raw:  # a section leaves out the defaults of its class
             found = getattr(type(where.config)(), key, None)
         older = record.format == 1 and key == "rope_parameters" and is_older_writing(found, meant)
         if not older and found != (list(meant) if isinstance(meant, tuple) else meant):

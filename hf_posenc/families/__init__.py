@@ -1,4 +1,4 @@
-"""One file per family or kin. A file that is here is registered, tested, listed and documented unasked."""
+"""One file for each family of models. Every file in this folder is registered, tested, listed and documented."""
 
 from importlib import import_module
 from pkgutil import iter_modules

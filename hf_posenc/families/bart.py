@@ -1,4 +1,4 @@
-"""BART and its kin: an encoder and a decoder with a table each. Cross-attention has no positions and stays so."""
+"""BART and similar models: an encoder and a decoder, each with a table. Cross-attention has no positions."""
 
 from .base import Family, register_family
 

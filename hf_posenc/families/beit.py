@@ -1,4 +1,4 @@
-"""BEiT: a relative bias per layer or one for all, a table, several of these, or none."""
+"""BEiT: a relative bias for each layer or one for all layers, a table, several of these, or none."""
 
 from .base import VisionFamily, register_family
 

@@ -1,4 +1,4 @@
-"""BERT and its kin, as encoder or decoder."""
+"""BERT and similar models, as encoder or decoder."""
 
 from .base import Family, register_family
 

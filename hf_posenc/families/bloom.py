@@ -7,8 +7,8 @@ from torch import zeros_like
 from .base import Family, register_family
 
 
-def zeros(given: Any) -> Any:
-    return zeros_like(given)
+def zeros(value: Any) -> Any:
+    return zeros_like(value)
 
 
 register_family(

@@ -1,4 +1,4 @@
-"""The vision towers of CLIP and SigLIP, by themselves or in the whole model."""
+"""The vision towers of CLIP and SigLIP, alone or in the whole model."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""DeBERTa: content and relative positions meet in its attention, by terms that its config can do without."""
+"""DeBERTa: its attention has terms of content and relative positions, which its config can switch off."""
 
 from .base import Family, register_family
 

@@ -1,4 +1,4 @@
-"""Attention among Mamba layers, without positions of its own (unless the config asks for RoPE)."""
+"""Models with attention between Mamba layers, which has no positions of its own unless the config asks for RoPE."""
 
 from .base import Family, register_family
 

@@ -1,4 +1,4 @@
-"""OPT and BioGPT: a table whose first two rows are no positions."""
+"""OPT and BioGPT: a table whose first two rows stand for no position."""
 
 from .base import Family, register_family
 

@@ -1,4 +1,4 @@
-"""Model types that cannot be patched, and why: an answer, instead of a failed search."""
+"""Model types that cannot be patched, and the reasons, so that the error is an answer and not a failed search."""
 
 from .base import NO_TABLE, UNTOLD, refuse
 

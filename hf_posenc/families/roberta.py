@@ -1,4 +1,4 @@
-"""RoBERTa and its kin: positions are counted from the padding token's id, past padding."""
+"""RoBERTa and similar models: positions are counted from the padding token's id on, without padding tokens."""
 
 from .base import Family, register_family
 

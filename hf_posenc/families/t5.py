@@ -1,12 +1,12 @@
-"""T5 and its kin: a learned bias per bucket of distances, which their attention takes as an argument."""
+"""T5 and similar models: a learned bias for each bucket of distances, which attention takes as an argument."""
 
 from typing import Any
 
 from .base import Family, register_family
 
 
-def placeholder(given: Any) -> Any:
-    """Something that is not None, so that a layer does not make its own bias; a patched layer never reads it."""
+def placeholder(value: Any) -> Any:
+    """A value other than None, so that a layer does not make its own bias. A patched layer never reads it."""
     return ()
 
 

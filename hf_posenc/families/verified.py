@@ -1,4 +1,4 @@
-"""What became of every model type that transformers knows, when each was tried. `make sweep` writes it anew."""
+"""The results of trying every model type that transformers knows. `make sweep` makes them anew."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAILED = ("refused", "wrong", "cannot")
 
 @cache
 def verified() -> dict[str, Any]:
-    """`about`: the versions; `families`: for each model type a verdict per scheme, or one under "*"."""
+    """`about` has the versions. `families` has, for each model type, a verdict for each scheme, or one under "*"."""
     table: dict[str, Any] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
     return table
 
@@ -23,7 +23,7 @@ def works(verdict: str) -> bool:
 
 
 def summary(verdicts: dict[str, str]) -> tuple[str, str, str]:
-    """A family in a line: in a word, the schemes that work by who can load them, and why others do not."""
+    """A family in one line: a verdict, the schemes that work with who can load them, and why others do not work."""
     grades: dict[str, list[str]] = {}
     for scheme, verdict in verdicts.items():
         if works(verdict):
@@ -31,6 +31,6 @@ def summary(verdicts: dict[str, str]) -> tuple[str, str, str]:
     reasons = list(dict.fromkeys(v for v in verdicts.values() if not works(v)))
     word = "works" if not reasons else "in part" if grades else reasons[0].partition(":")[0]
     done = "; ".join(f"{grade}: {', '.join(schemes)}" for grade, schemes in grades.items())
-    said = " / ".join(reason.partition(": ")[2] for reason in reasons)
+    why = " / ".join(reason.partition(": ")[2] for reason in reasons)
     missing = [scheme for scheme, verdict in verdicts.items() if not works(verdict) and scheme != "*"]
-    return word, done, f"{', '.join(missing)}: {said}" if missing and grades else said
+    return word, done, f"{', '.join(missing)}: {why}" if missing and grades else why

@@ -1,4 +1,4 @@
-"""ViT and DeiT: a learned table, its first rows for tokens that are no patches."""
+"""ViT and DeiT: a learned table, whose first rows are for tokens that are not patches."""
 
 from .base import VisionFamily, register_family
 

@@ -1,4 +1,4 @@
-"""Transformer-XL's kin: attention layers are told vectors of all distances, and multiply queries with them."""
+"""XLNet and Funnel: attention layers take vectors of all distances, and multiply queries with them."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from torch import Tensor, zeros_like
 from .base import Family, register_family
 
 
-def zeros(given: Any) -> Any:
-    """Zeros in the shape of what was given: a product with these adds nothing to a score."""
-    if isinstance(given, Tensor):
-        return zeros_like(given)
-    return given if given is None else type(given)(map(zeros, given))
+def zeros(value: Any) -> Any:
+    """Zeros in the shape of the value: a product with these adds nothing to a score."""
+    if isinstance(value, Tensor):
+        return zeros_like(value)
+    return value if value is None else type(value)(map(zeros, value))
 
 
-def without_distances(given: Any) -> Any:
-    """What a Funnel layer is told, of which vectors of distances come first."""
-    return (zeros(given[0]), *given[1:])
+def without_distances(value: Any) -> Any:
+    """The inputs of a Funnel layer with zeros for the vectors of distances, which come first."""
+    return (zeros(value[0]), *value[1:])
 
 
 register_family(

@@ -81,8 +81,8 @@ def layer_list_edits(
         edits += entries_for_others(stack.config, rope, own, reach.target)
         module = rotary_with({}, site, stack).to(groups[0].inv_freq.device)  # type: ignore[union-attr]
         edits.append(Swap(site.owner, site.name, Rotary(module), beside=stack.weight))  # stays in fp32
-    told = any(isinstance(edit, Entry) and edit.name == LAYERS for edit in edits)
-    return edits if told else [*edits, Entry(stack.config, LAYERS, 0)]
+    says_layers = any(isinstance(edit, Entry) and edit.name == LAYERS for edit in edits)
+    return edits if says_layers else [*edits, Entry(stack.config, LAYERS, 0)]
 
 
 def layer_list_faults(

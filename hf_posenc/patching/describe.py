@@ -81,10 +81,10 @@ class Description:
     """What each runtime does with this model, as far as that is known (`hf_posenc.engines`)."""
 
     def __str__(self) -> str:
-        told = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
-        told |= told.pop("runtimes") or {}
+        values = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
+        values |= values.pop("runtimes") or {}
         lines = []
-        for name, value in told.items():
+        for name, value in values.items():
             if value is None or value in ({}, ""):
                 continue
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -150,9 +150,9 @@ def _temperature(group: Group, record: Record | None) -> str | None:
     found = next((link.temperature for _, link in links(group.attentions) if link.temperature is not None), None)
     if found is not None:
         return str(found)
-    asked = None if record is None else record.scheme.part(group.name).temperature
-    effect = None if asked is None or record is None else record.effects()[group.name]
-    if effect is not None and not effect.own_temperature and not isinstance(asked, NoTemperature):
+    temperature = None if record is None else record.scheme.part(group.name).temperature
+    effect = None if temperature is None or record is None else record.effects()[group.name]
+    if effect is not None and not effect.own_temperature and not isinstance(temperature, NoTemperature):
         return f"{record.scheme.part(group.name).options()['temperature']}, as a part of the attention scaling"  # type: ignore[union-attr]
     return own_temperature(group.stack, group.attentions)
 

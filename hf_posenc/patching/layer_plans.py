@@ -24,13 +24,13 @@ from .rotary_site import MOVING, fixed_rotation, own_rope, rope_parameters_with,
 from .sealed_rotary import rotary_with
 
 
-def plan_on(asked: Draft, where: Places) -> Plan:
+def plan_on(draft: Draft, where: Places) -> Plan:
     """A plan that was asked for, on the layers of this model."""
     _refuse_family(where)
     layers = where.stacks[0].attentions
     types = getattr(where.config, "layer_types", None) or []
     by_layer = [types[a.layer_idx] for a in layers] if types and all(hasattr(a, "layer_idx") for a in layers) else []
-    return asked.on(len(layers), by_layer)
+    return draft.on(len(layers), by_layer)
 
 
 def _refuse_family(where: Places) -> None:
@@ -72,7 +72,7 @@ def divide_places(where: Places, scheme: Scheme) -> Places:
         if left or not own:
             groups.append(replace(group, attentions=[a for a in group.attentions if id(a) in left]))
     found = replace(where, groups=groups)
-    if scheme.by is not None and all(said.by != scheme.by for said in config_plans_for(scheme, found)):
+    if scheme.by is not None and all(way.by != scheme.by for way in config_plans_for(scheme, found)):
         raise PosencError(f"{scheme.by} of this model's config cannot say the plan: it was made for another model.")
     return found
 

@@ -50,10 +50,10 @@ def measure(
     return found
 
 
-def _refuse_lengths(where: Places, given: dict[str, Any], layer_types: Any) -> None:
+def _refuse_lengths(where: Places, options: dict[str, Any], layer_types: Any) -> None:
     """Raise where a vision model is given options that make sense only for text, or cuts images in an unknown way."""
     kind = where.config.model_type
-    for name, value in {**given, "layer_types": layer_types}.items():
+    for name, value in {**options, "layer_types": layer_types}.items():
         if value is not None:
             raise PosencError(
                 f"{name}={value!r} is about texts, and this {kind!r} model reads images, of any size once it is "

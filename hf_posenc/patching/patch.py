@@ -58,14 +58,14 @@ def patch_model(
     inner = model_to_patch(model)
     before = journal_of(inner)
     lengths = {"target_length": target_length, "factor": factor, "trained_length": trained_length}
-    asked = scheme_or_plan(scheme, {**lengths, **options})
+    request = scheme_or_plan(scheme, {**lengths, **options})
     check_existing(existing)
     journal = None
     try:
         if before is not None:
             before.undo()
         where = places_to_patch(inner)
-        fitted, where, geometries = fit(asked, where, existing, layer_types)
+        fitted, where, geometries = fit(request, where, existing, layer_types)
         journal = plan(where, fitted, geometries, lost=before.final if before else None)
         if inner is not model:
             journal.edits = [*journal.edits, *embedder_edits(model, fitted, geometries)]

@@ -37,15 +37,15 @@ Effects = dict[str, Effect]
 
 
 def fit(
-    asked: SchemeOrDraft, where: Places, existing: str | None, layer_types: Any = None
+    request: SchemeOrDraft, where: Places, existing: str | None, layer_types: Any = None
 ) -> tuple[Scheme, Places, Geometries]:
     """The scheme that was asked for, the places and the geometries on this model.
 
     A plan divides the groups of layers. If the model's config can say the plan, it is made to do so.
     """
-    if not isinstance(asked, Draft):
-        return asked, where, measure(where, asked, existing, layer_types)
-    scheme = plan_on(asked, where)
+    if not isinstance(request, Draft):
+        return request, where, measure(where, request, existing, layer_types)
+    scheme = plan_on(request, where)
     where = divide_places(where, scheme)
     for option in config_plans_for(scheme, where):
         try:
