@@ -136,7 +136,7 @@ def test_parameters_of_a_table_are_marked(monkeypatch):
     effect = Effect(table=source)
     made = register_scheme(dataclass(frozen=True, kw_only=True)(type("Made", (Scheme,), attributes)))
     model = tiny("gpt2")
-    with pytest.raises(PosencError, match=r"\['speed'\] could be confused.*begin with 'posenc_'"):
+    with pytest.raises(PosencError, match=r"\['speed'\] of Unmarked could be confused.*begin with 'posenc_'"):
         patch_model(model, made())
     check_model(model)
     patch_model(tiny("llama"), made())  # where its place tells it

@@ -167,7 +167,7 @@ def test_clip():
     fading = [0.5 * (1 + math.cos(t)) for t in np.linspace(0, math.pi, 20)]
     assert found.inv_freq == pytest.approx([*wide[:44], *(f * w for f, w in zip(wide[44:], fading, strict=True))])
     assert found.rope_parameters is None and found.inv_freq[-1] == 0
-    with pytest.raises(PosencError, match="it has 4"):
+    with pytest.raises(PosencError, match="more than the 4 pairs"):
         SCHEMES["clip"](pairs=5).effect(shape)
 
 

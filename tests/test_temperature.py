@@ -375,10 +375,10 @@ def test_ways_to_write_it():
         ("drope d=1", "has no option 'd'"),
         ("drope c=x", "c must be a finite number"),
         ("drope 0.2", "name=value"),
-        ({"c": 1}, "give a name"),
-        (3, "give a name"),
+        ({"c": 1}, "Give a name"),
+        (3, "Give a name"),
         ("llama4 floor=0", "floor must be a positive whole number"),
-        ("drope", "how far to reach"),
+        ("drope", "computed from the target length"),
     ],
 )
 def test_mistakes_are_answered(given, says):
