@@ -1,5 +1,6 @@
 """Patching and merging on disk: neither the source nor what somebody else put there is lost."""
 
+import logging
 import shutil
 
 import pytest
@@ -8,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from test_saving import command, is_saved, state
 from transformers import AutoModelForCausalLM
 
-from hf_posenc import PosencError, merge, patch_model, save
+from hf_posenc import PosencError, load, merge, patch_model, save
 from hf_posenc.checkpoints.on_disk import patch_checkpoint
 
 
@@ -79,3 +80,12 @@ def test_a_merge_overwrites_neither_adapter_nor_base(source, tmp_path):
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     assert (state(source), state(tmp_path / "a")) == before
+
+
+@pytest.mark.parametrize("scheme", ["llama3", "alibi"])
+def test_transformers_does_not_warn_of_what_needs_no_action(scheme, source, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        patch_checkpoint(source, tmp_path / "out", scheme, target_length=256)
+        load(tmp_path / "out")
+    assert [record.getMessage() for record in caplog.records] == []

@@ -30,6 +30,7 @@ from ..patching.seal import is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import config_length
 from ..patching.untrained import warn_untrained
+from ..runtime.rotary import hush_transformers
 from ..schemes import Scheme
 from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
@@ -103,7 +104,8 @@ def patch_checkpoint(
     with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
         copy_modules(Path(origin), folder, _requested_length(fitted, where))
-        model.config.save_pretrained(folder)
+        with hush_transformers():
+            model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
         if not kept:
             write_card(folder, origin, PATCHED)
