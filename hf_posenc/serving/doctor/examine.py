@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ...errors import PosencError
 from ...models import model_path
 from ...patching.sidecar import ADAPTER
 from . import adapters, configs, gguf_files, patches, requests
-from .findings import LEVELS, NOTE, SUSPICIOUS, Finding, findings
+from .findings import NOTE, SUSPICIOUS, WRONG, Finding, findings
 from .reading import Checkpoint, read_checkpoint, refuse_giants
 
 MODULES = (adapters, configs, gguf_files, patches, requests)
@@ -40,7 +41,8 @@ class Diagnosis:
         return {**asdict(self), "findings": [asdict(one) for one in self.findings], "code": self.code}
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{sum(f.level == level for f in self.findings)} {level}" for level in LEVELS)
+        found = Counter(one.level for one in self.findings)
+        counts = f"{found[WRONG]} wrong, {found[SUSPICIOUS]} suspicious, {found[NOTE]} note{'s' * (found[NOTE] != 1)}"
         parts = [f"{self.path}: {self.kind}", self.does, *map(str, self.findings), counts]
         return printable("\n\n".join(filter(None, parts)))
 
