@@ -143,7 +143,9 @@ WAYS: dict[str, Callable[[Any, LiveRotation, int, str], dict[str, Any]]] = {
 def _convert_to_ct2(folder: Path, rotation: LiveRotation | None) -> None:
     """Replace the weights in a folder by a CTranslate2 model, with the given rotation if any."""
     if CT2.version() is None:
-        raise PosencError(f"CTranslate2 converts by itself, and is not installed here: {CT2.install}.")
+        raise PosencError(
+            f"Nothing is written: CTranslate2's own converter does that, and is not installed here: {CT2.install}."
+        )
     with tempfile.TemporaryDirectory() as made:
         told = {"factors": rotation.factors(), "scaling": rotation.attention_scaling} if rotation else None
         done = CT2.run("--convert", str(folder), made, *([json.dumps(told)] if told else []))

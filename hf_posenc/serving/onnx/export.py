@@ -17,7 +17,6 @@ import torch
 from ...checkpoints.cards import is_ours
 from ...checkpoints.files import CONFIG, WEIGHTS, read_json
 from ...checkpoints.load import load
-from ...core.effects import FollowingRotation
 from ...errors import PosencError, UnsupportedCell
 from ...extras import require
 from ...models import model_path
@@ -29,6 +28,7 @@ from ...schemes import SCHEMES
 from ..onnx_reader import FILE, READER
 from ..proof import Proof, prove
 from ..readers import Subject
+from ..rotation import follows_length
 from .graphs import cached_graph, whole_graph
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -107,15 +107,15 @@ def has_cache(model: Any) -> bool:
 
 def refuse_moving(model: Any) -> None:
     """Raise for a rotation that looks at the length in each call: a graph is traced once."""
-    record = record_of(model)
-    for effect in record.effects().values() if record is not None else ():
-        if isinstance(effect.rotation, FollowingRotation):
-            assert record is not None
-            nearest = SCHEMES[record.scheme.name].nearest or "ntk"
-            raise UnsupportedCell(
-                f"{record.scheme.name!r} chooses its angles by the length of each text, which a graph that is traced "
-                f"once cannot do. The nearest scheme that can be exported is {nearest!r}."
-            )
+    if follows_length(model):
+        record = record_of(model)
+        assert record is not None
+        known = SCHEMES.registered().get(record.scheme.name)  # a plan is none
+        nearest = (known and known.nearest) or "ntk"
+        raise UnsupportedCell(
+            f"{record.scheme.name!r} chooses its angles by the length of each text, which a graph that is traced once "
+            f"cannot do. The nearest scheme that can be exported is {nearest!r}."
+        )
 
 
 def _copy(origin: Path, folder: Path) -> None:
