@@ -33,6 +33,16 @@ def test_a_source_is_never_overwritten(name, flag, source, tmp_path, monkeypatch
     assert state(source) == before
 
 
+def test_what_was_measured_of_a_source_does_not_speak_of_a_copy(source, tmp_path):
+    (source / "proof.vllm.json").write_text("{}")
+    (source / "notes.txt").write_text("mine")
+    assert command("patch", source, tmp_path / "out", "--scheme", "none").exit_code == 0
+    assert not (tmp_path / "out" / "proof.vllm.json").exists() and (tmp_path / "out" / "notes.txt").exists()
+    (tmp_path / "out" / "proof.mlx.json").write_text("{}")  # of the old weights
+    assert command("patch", source, tmp_path / "out", "--scheme", "alibi", "--overwrite").exit_code == 0
+    assert not (tmp_path / "out" / "proof.mlx.json").exists() and (tmp_path / "out" / "notes.txt").exists()
+
+
 def test_a_target_is_overwritten_only_if_that_is_said(source, tmp_path):
     target = tmp_path / "target"
     target.mkdir()

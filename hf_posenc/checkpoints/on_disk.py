@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
 from .cards import PATCHED, kept_card, write_card
 from .embedders import copy_modules
-from .files import CONFIG, INDEX, WEIGHTS, find, read_json, weight_files
+from .files import CONFIG, INDEX, PROOF, WEIGHTS, find, read_json, weight_files
 from .hub import refuse_missing_folder
 from .load import model_class_of, put_back_values, unpatched_config
 from .restore import refuse_other_geometry, restore
@@ -216,7 +217,7 @@ def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, 
 def _copy_small_files(source: Path, folder: Path, length: int | None) -> None:
     for file in source.iterdir():
         weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == INDEX
-        if file.is_file() and not weights and file.name != CONFIG:
+        if file.is_file() and not weights and file.name != CONFIG and not fnmatch(file.name, PROOF):
             shutil.copy2(file, folder / file.name)
     tokenizer = folder / "tokenizer_config.json"
     if tokenizer.exists() and length is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.cards import is_ours
+from ..checkpoints.cards import stays_behind
 from ..checkpoints.files import CONFIG, read_json
 from ..checkpoints.load import load
 from ..core.effects import Rotation
@@ -81,7 +81,7 @@ def write_folder(
 ) -> None:
     """Write the files of a checkpoint into a folder, with a config for one runtime."""
     for file in origin.iterdir():
-        if file.is_file() and file.name != CONFIG and not is_ours(file):  # our card describes only the original
+        if file.is_file() and file.name != CONFIG and not stays_behind(file):
             shutil.copy2(file, folder / file.name)
     raw = read_json(str(origin / CONFIG))
     raw.pop("posenc", None)  # the folder needs no patch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.effects import FollowingRotation
 from ..errors import PosencError, UnsupportedCell
 from ..patching.describe import describe
 from ..patching.grades import SEALED
@@ -67,7 +68,7 @@ def follows_length(model: Any) -> bool:
     """Whether a patched model rotates by angles that depend on the length of each text."""
     record = record_of(model)
     effects = record.effects().values() if record is not None else ()
-    return any(effect.rotation is not None and effect.rotation.follows_length for effect in effects)
+    return any(isinstance(effect.rotation, FollowingRotation) for effect in effects)
 
 
 def refuse_sealed(model: Any, runtime: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...checkpoints.cards import is_ours
+from ...checkpoints.cards import stays_behind
 from ...checkpoints.files import CONFIG, WEIGHTS, read_json
 from ...checkpoints.load import load
 from ...errors import PosencError, UnsupportedCell
@@ -119,10 +119,10 @@ def refuse_moving(model: Any) -> None:
 
 
 def _copy(origin: Path, folder: Path) -> None:
-    """The tokenizer and the config, without what speaks of weights that are not there: nor a card of ours."""
+    """The tokenizer and the config, without what speaks of weights that are not there, or of the folder itself."""
     for file in origin.iterdir():
         weights = file.name.startswith(WEIGHTS.partition(".")[0])
-        if file.is_file() and not weights and file.name != CONFIG and not is_ours(file):
+        if file.is_file() and not weights and file.name != CONFIG and not stays_behind(file):
             shutil.copy2(file, folder / file.name)
     raw = {key: value for key, value in read_json(str(origin / CONFIG)).items() if key not in ("posenc", *MARKS)}
     (folder / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
