@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_posenc import UnsupportedCell, patch_model, save
+from hf_posenc.runtime.masks import ordered_queries
 from hf_posenc.serving.verify import verify
 
 SHAPE = dict(
@@ -55,7 +56,17 @@ def test_relative_terms_are_not_exported():
         torch.export.export(Logits(model), (traced,), dynamic_shapes=(dynamic,), strict=False)
 
 
-@pytest.mark.parametrize(("kind", "scheme", "cached"), [("llama", "yarn", True), ("bert", "alibi", False)])
+def test_running_maxima_are_exported_as_comparisons(monkeypatch):
+    positions = torch.tensor([[0, 1, 2, 3, 4], [1, 1, 0, 1, 2], [5, 0, 1, 2, 6]])
+    expected = [[all(q >= p for p in row[: i + 1]) for i, q in enumerate(row)] for row in positions.tolist()]
+    for exporting in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_exporting", lambda exporting=exporting: exporting)
+        assert ordered_queries(positions).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "cached"), [("llama", "yarn", True), ("llama", "self_extend", False), ("bert", "alibi", False)]
+)
 def test_onnxruntime_computes_the_same(kind, scheme, cached, tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"ONNX graphs need {package}: pip install {package}")
