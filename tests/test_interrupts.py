@@ -1,5 +1,6 @@
 """An exception at any moment of a patch, Ctrl-C say, leaves a model that is patched or not: nothing between."""
 
+import linecache
 import sys
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,11 @@ class Stopped(BaseException):
 
 
 class Interrupts:
-    """Raises before the n-th line that is run in the package."""
+    """Raises before the n-th line that is run in the package.
+
+    Lines that begin a `with` are left out. They run once more when it ends, and Python does not leave a context, such as
+    that of `torch.no_grad()`, if it is interrupted at that moment.
+    """
 
     def __init__(self, at=-1):
         self.at, self.lines = at, []
@@ -57,7 +62,7 @@ class Interrupts:
         file = frame.f_code.co_filename
         if not file.startswith(PACKAGE) and not file.endswith("torch/nn/modules/module.py"):
             return None
-        if event == "line":
+        if event == "line" and not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):
             self.lines.append(file)
             if len(self.lines) == self.at:
                 raise Stopped
