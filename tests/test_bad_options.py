@@ -112,7 +112,7 @@ BAD_OPTIONS = {
         "gpt2",
         "learned",
         {"trained_length": 64, "target_length": 128},
-        ["trained_length=64", "32 rows", "less"],
+        ["trained_length=64", "32 rows", "at most 32"],
     ),
 }
 

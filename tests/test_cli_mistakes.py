@@ -279,7 +279,7 @@ def test_a_pattern_that_the_shell_has_expanded(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(STORY)
     told = refused("eval", "tiny", "--lengths", 64, "--text", folder / "book.txt", other)
-    assert "quote the pattern: --text 'books/*.txt'" in told
+    assert "quote a pattern: --text 'books/*.txt'" in told
 
 
 # What is told beside figures

@@ -99,7 +99,7 @@ def test_a_family_that_an_older_release_builds_otherwise_is_refused(monkeypatch)
     config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32)
     model = transformers.ViTModel(config)
     monkeypatch.setattr(sys.modules["hf_posenc.families.places"], "release", lambda: (5, 21))
-    with pytest.raises(UnsupportedModel, match=r"needs 5\.22 or later"):
+    with pytest.raises(UnsupportedModel, match=r"you need 5\.22 or later"):
         patch_model(model, "sinusoidal")
 
 

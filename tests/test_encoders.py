@@ -100,7 +100,7 @@ def test_short_texts_are_read_as_before_where_that_is_promised(kind, how):
     patch_model(model, "learned", target_length=LONG, resize=how)
     assert torch.equal(said(model, ids), before) == (how in KEEPING)
     assert said(model, tokens(1, LONG)).isfinite().all()
-    with pytest.raises(PosencError, match=f"holds {LONG}"):
+    with pytest.raises(PosencError, match=f"has {LONG} rows"):
         model(tokens(1, LONG + 1))
 
 

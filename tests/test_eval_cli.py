@@ -196,7 +196,7 @@ def test_lengths_that_are_none(asked, no_work, lengths):
         ("plain", "yarn,yarm", 64, "Did you mean 'yarn'"),
         ("plain", "yarn,yarn", 64, "once"),
         ("plain", "linear", 16, "shorter than the trained length 32"),
-        ("table", "alibi,rerope", 64, "'window' and 'sparse' work here"),
+        ("table", "alibi,rerope", 64, "Use 'window' or 'sparse'"),
         ("patched", "yarn", 64, "unpatched model"),
         ("adapter", "yarn", 64, "unpatched model"),
     ],

@@ -268,7 +268,7 @@ def test_a_learned_table_reaches_its_end_and_says_so(model_type):
     twin = longer_native(model_type, kept)
     ids = tokens(1, 60)
     assert apart(logits(twin, ids), logits(model, ids)) < NEAR
-    with pytest.raises(PosencError, match=r"Position 60 is past the end .* holds 60"):
+    with pytest.raises(PosencError, match=r"Position 60 is past the end .* has 60 rows"):
         logits(model, tokens(1, 61))
 
 

@@ -135,7 +135,7 @@ def test_changes_by_hand_are_noticed(tmp_path):
         (dict(posenc={**raw["posenc"], "original": {**raw["posenc"]["original"], "no_rope_layers": [2]}}), "no sense"),
         (
             dict(posenc={**raw["posenc"], "options": {**raw["posenc"]["options"], "by": "layers"}}),
-            "by what its config",
+            "its config expresses it, 'by'",
         ),
         (dict(posenc={**raw["posenc"], "options": {**raw["posenc"]["options"], "by": "layer_types"}}), "cannot say"),
     ):

@@ -282,7 +282,7 @@ def test_options_of_a_scheme_are_searched(model, tokenizer, documents):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target_length": 100}, "no longer than the trained length"),
+        ({"target_length": 100}, "not longer than the trained length"),
         ({"scheme": "linear"}, "no options that could be searched"),
         ({"scheme": SCHEMES["linear"](factor=2.0, temperature="log")}, "no options that could be searched"),
         ({"scheme": SCHEMES["longrope"](factor=2.0, temperature="drope")}, "leave temperature out"),

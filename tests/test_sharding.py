@@ -45,7 +45,7 @@ SHARED = {
 REFUSED = {
     "dropout": (["tiny_gpt2_rope", *PLAIN], "(attn_pdrop)"),
     "documents": (["tiny_yarn", "--data.answer_weight=1.0"], "cross document boundaries"),
-    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' rotates all keys anew"),
+    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' rotates all keys again"),
 }
 
 with_tiny = pytest.mark.skipif("tiny" not in NAMES, reason="the package was built without its model")
@@ -152,7 +152,7 @@ def test_what_a_launch_would_get_wrong_is_refused(shared, name):
 )
 def test_schemes_that_need_more_than_causal_attention_are_refused(scheme):
     model = patch_model(tiny("llama"), scheme, **options(scheme))
-    with pytest.raises(PosencError, match=f"nothing else, and the scheme '{scheme}'"):
+    with pytest.raises(PosencError, match=f"only causal attention, and the scheme '{scheme}'"):
         prepare_shared_text(model)
 
 
