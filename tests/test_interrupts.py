@@ -51,8 +51,8 @@ class Stopped(BaseException):
 class Interrupts:
     """Raises before the n-th line that is run in the package.
 
-    Lines that begin a `with` are left out. They run once more when it ends, and Python does not leave a context, such as
-    that of `torch.no_grad()`, if it is interrupted at that moment.
+    Lines that begin a `with` are left out. They run once more when it ends, and Python does not leave a context,
+    such as that of `torch.no_grad()`, if it is interrupted at that moment.
     """
 
     def __init__(self, at=-1):
