@@ -39,6 +39,7 @@ SIZES = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_h
 SIZES |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 TOLD = [
     *("gpt_neox", "glm", "cohere", "gemma3_text", "modernbert", "smollm3", "deepseek_v3", "mixtral", "gpt_oss"),
+    *("gemma4_text", "dbrx"),  # layers with a head_dim of their own; a config that reads n_layers itself
     *("jamba", "opt", "roberta", "bart", "bloom", "mpt"),
 ]
 """One model type for each way that positions enter."""
