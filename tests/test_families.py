@@ -40,6 +40,7 @@ SIZES |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 TOLD = [
     *("gpt_neox", "glm", "cohere", "gemma3_text", "modernbert", "smollm3", "deepseek_v3", "mixtral", "gpt_oss"),
     *("gemma4_text", "dbrx"),  # layers with a head_dim of their own; a config that reads n_layers itself
+    *("neomme", "falcon_h1"),  # two positions for each token; attention layers that also keep states in the cache
     *("jamba", "opt", "roberta", "bart", "bloom", "mpt"),
 ]
 """One model type for each way that positions enter."""
