@@ -62,7 +62,7 @@ class Diagonals:
         return numbers.as_strided(size, strides, numbers.storage_offset())
 
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        sheared, first = _sheared(padded), self.length - part.end
+        sheared, first = _shear(padded), self.length - part.end
         self.gradient[heads, first : first + sheared.shape[3]] += sheared.sum((0, 2))
 
     def finish(self, part: Part) -> None:
@@ -149,7 +149,7 @@ class Products:
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
         if self.gradient is None:
             return
-        sheared = _sheared(padded)
+        sheared = _shear(padded)
         scale, slope, _, bends = self.factors.some(batch, heads)
         of_scale, of_slope, of_height, of_bends = self.gradient.some(batch, heads)
         both = (torch.stack([scale, torch.ones_like(scale)], 1)[:, None] @ sheared).sum(0)
@@ -174,7 +174,7 @@ class Products:
         return tuple(self.sums)
 
 
-def _sheared(padded: Tensor) -> Tensor:
+def _shear(padded: Tensor) -> Tensor:
     """Rows of keys with zeros behind them, as rows of distances: one step less from row to row, and each diagonal is a
     column; what comes in from the row before is zero."""
     width = padded.shape[3] - 1
