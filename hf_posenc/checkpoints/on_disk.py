@@ -33,7 +33,7 @@ from ..patching.untrained import warn_untrained
 from ..schemes import Scheme
 from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
-from .cards import PATCHED, kept_card, write_card
+from .cards import PATCHED, card_to_keep, write_card
 from .embedders import copy_modules
 from .files import CONFIG, INDEX, WEIGHTS, find, read_json, weight_files
 from .hub import refuse_missing_folder
@@ -99,7 +99,7 @@ def patch_checkpoint(
     for stack, key in keys:
         table: Any = getattr(stack.table.owner, stack.table.name)  # type: ignore[union-attr]
         tensors[key] = table.state_dict()["weight"]
-    kept = kept_card(target)
+    kept = card_to_keep(target)
     with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
         copy_modules(Path(origin), folder, _requested_length(fitted, where))
