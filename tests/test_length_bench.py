@@ -73,9 +73,9 @@ def test_exact_match_is_that_of_greedy_decoding():
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     right = []
     for example in examples:
-        prompt = torch.tensor([example.ids[: -example.answered]])
+        prompt = torch.tensor([example.ids[: -example.answer_length]])
         made = model.generate(
-            prompt, max_new_tokens=example.answered, do_sample=False, eos_token_id=None, pad_token_id=0
+            prompt, max_new_tokens=example.answer_length, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         right.append(made[0].tolist() == example.ids)
     assert exact_match(model, examples) == sum(right) / len(right)
