@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_posenc.evaluation.report.drawing import Box, Scale, clipped, digits, line, svg, text, ticks
+from hf_posenc.evaluation.report.drawing import Box, Scale, clip_to_plot, digits, line, svg, text, ticks
 
 WIDTH, HEIGHT = 640, 300
 BOX = Box(left=64, right=500, top=64, bottom=250)
@@ -70,7 +70,7 @@ def chart(title: str, desc: str, curves: Sequence[Curve], x: Axis, y: Axis, edge
     for i, curve in enumerate(curves):
         at = _free(min(max(height(curve.y[-1]), BOX.top), BOX.bottom) + 4, taken)
         parts.append(text(BOX.right + 6, at, curve.name, f"t{i % 7}"))
-    return standing(title, desc, "".join(parts) + clipped(BOX, inside))
+    return standing(title, desc, "".join(parts) + clip_to_plot(BOX, inside))
 
 
 def _free(at: float, taken: list[float]) -> float:

@@ -15,7 +15,7 @@ from typer.main import get_command
 from hf_posenc import SCHEMES
 from hf_posenc.cli.main import app
 from hf_posenc.families import FAMILIES
-from hf_posenc.families.verified import verified
+from hf_posenc.families.verified import verified_families
 from hf_posenc.patching.grades import KINDS, MEANING, cells, table_markdown
 
 ROOT = Path(__file__).parent.parent
@@ -73,8 +73,8 @@ def test_families_lists_every_model_type(asked):
 def test_verified_families_are_listed_offline(asked):
     listed = asked("families", "--verified")
     words = set(listed.split())
-    assert set(verified()["families"]) <= words
-    assert f"{len(verified()['families'])} model types" in listed
+    assert set(verified_families()["families"]) <= words
+    assert f"{len(verified_families()['families'])} model types" in listed
 
 
 def test_names_are_whole_on_a_narrow_terminal(asked):

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from ...errors import PosencError
 from ...patching.patch_state import unwrap_model
-from .losses import Pass, cacheable, forgets, refuse_broken
+from .losses import Pass, forgets, is_cacheable, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together
 from .processes import ALONE, Processes
@@ -28,7 +28,7 @@ class Prompted:
     @torch.no_grad()
     def __init__(self, model: Any, ids: Tensor, step: int | None = None):
         self.model, self.ids, self.length = model, ids, ids.shape[1]
-        self.cache = DynamicCache() if cacheable(model) and not forgets(unwrap_model(model)) else None
+        self.cache = DynamicCache() if is_cacheable(model) and not forgets(unwrap_model(model)) else None
         size = step if step and self.cache is not None else self.length
         for at in range(0, self.length, size):  # in parts if one pass would not fit into memory
             part = ids[:, at : at + size]
@@ -98,11 +98,11 @@ def share_written(answers: Sequence[str], written: str) -> float:
 def share_ranked_first(answers: Sequence[float], distractors: Sequence[float]) -> float:
     """The share of the k answers among the k likeliest candidates. Ties count for the distractor."""
     return sum(
-        sum(d <= answer for d in distractors) + _better(answers, answer) < len(answers) for answer in answers
+        sum(d <= answer for d in distractors) + _count_better(answers, answer) < len(answers) for answer in answers
     ) / len(answers)
 
 
-def _better(answers: Sequence[float], one: float) -> int:
+def _count_better(answers: Sequence[float], one: float) -> int:
     return sum(other < one for other in answers)
 
 
