@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from cells import LENGTH, tiny, tokens
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers import DynamicCache
 
 from hf_posenc import PosencError, patch_model
@@ -61,6 +63,23 @@ def test_a_copy_of_the_first_layer_adds_no_positions():
     model.config.num_hidden_layers = plain.config.num_hidden_layers = 3
     patch_model(plain, "sinusoidal", trained_length=LENGTH, target_length=64)
     assert torch.equal(logits(model, ids), logits(plain, ids))
+
+
+def test_a_copy_in_the_place_of_the_first_layer_adds_them():
+    model, ids = patched("sinusoidal", target_length=64), tokens(1, 20)
+    before, layers = logits(model, ids), model.model.layers
+    layers[0] = copy.deepcopy(layers[0])
+    assert torch.equal(logits(model, ids), before)
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, partial(torch.compile, backend="eager")])
+def test_wrapped_layers_get_their_positions(wrap):
+    """As FSDP, recomputation and compilation layer by layer wrap them."""
+    model, ids = patched("sinusoidal", target_length=64), tokens(1, 20)
+    before, layers = logits(model, ids), model.model.layers
+    for place, layer in enumerate(layers):
+        layers[place] = wrap(layer)
+    assert torch.equal(logits(model, ids), before)
 
 
 @pytest.mark.parametrize(("scheme", "kind"), [("rope", "gpt2"), ("dynamic_ntk", "llama"), ("fire", "llama")])
