@@ -27,7 +27,7 @@ def merge(
 ) -> PreTrainedModel:
     """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
 
-    The weights of a base in 4 bits are written as whole numbers. A tokenizer of the adapter or its base is copied,
+    The weights of a base in 4 bits are written dequantized. A tokenizer of the adapter or its base is copied,
     with its length updated. `overwrite` lets the checkpoint replace another one in `out`, but never the adapter or its
     base.
     """

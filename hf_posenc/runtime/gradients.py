@@ -36,10 +36,10 @@ Attend = Callable[["Plan", Source, Tensor, Tensor, Tensor], Output]
 
 @dataclass(frozen=True)
 class Plan:
-    """What an attention call with a bias that trains is told beside its tensors."""
+    """What an attention call with a trained bias needs besides its tensors."""
 
     source: Callable[..., Source]
-    """Of the trained tensors."""
+    """Makes the source of the bias from the trained tensors."""
     attend: Attend
     scaling: float
     mask: Tensor | None = None

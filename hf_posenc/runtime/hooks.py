@@ -15,8 +15,8 @@ from .positions import named_arguments, positions_in
 def before_layers(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Finds which layer is the first now. Raises where that layer has no table of positions before it.
 
-    Layers are told apart by their links, since those of a wrapper (FSDP, recomputation, torch.compile) are those of the
-    layer inside, and a copy of a layer has its own.
+    Layers are told apart by their links: a wrapper (FSDP, recomputation, torch.compile) has the link of the layer
+    inside, and a copy of a layer has its own.
     """
     first = root.get_submodule(root.posenc_layers)[0]
     link = getattr(first, "posenc_link", None)

@@ -53,7 +53,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _yaml_value(value: Any) -> str:
-    """As YAML has it."""
+    """A value as YAML writes it."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
