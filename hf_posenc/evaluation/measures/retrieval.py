@@ -42,7 +42,7 @@ class Prompted:
         padded = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
         logits = self.logits
         if longest > 1:
-            logits = torch.cat([logits, self._logits_after(padded[:, :-1], longest - 1)], 1)
+            logits = torch.cat([logits, self.logits_after(padded[:, :-1], longest - 1)], 1)
             self.forget()
         found = -logits.log_softmax(-1).gather(-1, padded[..., None].to(logits.device))[..., 0].cpu()
         refuse_broken(found, self.length)
@@ -54,12 +54,12 @@ class Prompted:
         written = self.logits.argmax(-1).cpu()
         while written.shape[1] < count and not all(ends & set(row) for row in written.tolist()):
             new = written if self.cache is None else written[:, -1:]
-            written = torch.cat([written, self._logits_after(new, 1).argmax(-1).cpu()], 1)
+            written = torch.cat([written, self.logits_after(new, 1).argmax(-1).cpu()], 1)
         self.forget()
         rows: list[list[int]] = written.tolist()
         return [row[: next((i for i, token in enumerate(row) if token in ends), count)] for row in rows]
 
-    def _logits_after(self, tokens: Tensor, last: int) -> Tensor:
+    def logits_after(self, tokens: Tensor, last: int) -> Tensor:
         """Logits after the last of these tokens, which follow the prompts."""
         if self.cache is None:
             tokens = torch.cat([self.ids, tokens], 1)
