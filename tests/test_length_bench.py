@@ -40,12 +40,12 @@ def test_answers_are_right():
                 one, other = "".join(prompt).split("+")
                 assert len(one) == len(other) == length and int(one) + int(other) == int("".join(answer))
             elif task == "scan":
-                assert len(answer) == length and done_by(prompt) == answer
+                assert len(answer) == length and actions_of(prompt) == answer
             else:
                 assert len(prompt) == length and answer == (prompt[::-1] if task == "reverse" else prompt)
 
 
-def done_by(words):
+def actions_of(words):
     """What commands ask for, read one by one."""
     done = []
     for clause in " ".join(words).split(" and "):
