@@ -31,7 +31,7 @@ from shrink import CAUSAL, MASKED, tiny_config, tiny_model
 from hf_posenc import PosencError, UnsupportedModel, check_model, describe, load, patch_model, save, unpatch_model
 from hf_posenc.families import FAMILIES, Family, places
 from hf_posenc.families.base import register_family
-from hf_posenc.families.verified import verified, works
+from hf_posenc.families.verified import verified_families, works
 
 NEAR = 1e-4
 """How far logits may be apart, as a part of their spread, that two ways of computing should agree on."""
@@ -63,11 +63,11 @@ def sinusoid(positions, size):
 def test_a_part_of_the_sweep_gives_what_the_table_says(model_type):
     found = judged(model_type)
     assert not [verdict for verdict in found.values() if verdict.startswith(("wrong", "cannot"))], found
-    assert found == verified()["families"][model_type]
+    assert found == verified_families()["families"][model_type]
 
 
 def test_the_table_speaks_of_every_text_model_of_its_transformers():
-    table = verified()
+    table = verified_families()
     assert {"transformers", "torch", "machine"} <= set(table["about"])
     if table["about"]["transformers"] == transformers.__version__:
         assert set(table["families"]) == {*CAUSAL, *MASKED}

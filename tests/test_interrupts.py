@@ -40,7 +40,7 @@ CASES = [
 ]
 
 
-def given(kind, scheme):
+def options_for(kind, scheme):
     return {} if kind == "vit" else options(scheme)
 
 
@@ -98,15 +98,15 @@ def snapshot(model):
 def test_patching_and_unpatching(kind, scheme):
     model = MODELS[kind]()
     fresh, plain = snapshot(model), output(model)
-    patch_model(model, scheme, **given(kind, scheme))
+    patch_model(model, scheme, **options_for(kind, scheme))
     patched = output(model)
     unpatch_model(model)
     seen = {"patched": 0, "not": 0}
-    for n in moments(lambda: patch_model(model, scheme, **given(kind, scheme))):
+    for n in moments(lambda: patch_model(model, scheme, **options_for(kind, scheme))):
         if is_patched(model):
             unpatch_model(model)
         with Interrupts(n):
-            patch_model(model, scheme, **given(kind, scheme))
+            patch_model(model, scheme, **options_for(kind, scheme))
         seen["patched" if is_patched(model) else "not"] += 1
         if is_patched(model):
             check_model(model)
@@ -114,10 +114,10 @@ def test_patching_and_unpatching(kind, scheme):
             unpatch_model(model)
         fresh.assert_same(snapshot(model))
     assert seen["not"] > 5 and seen["patched"] > 0, seen
-    patch_model(model, scheme, **given(kind, scheme))
+    patch_model(model, scheme, **options_for(kind, scheme))
     for n in moments(lambda: unpatch_model(model)):
         if not is_patched(model):
-            patch_model(model, scheme, **given(kind, scheme))
+            patch_model(model, scheme, **options_for(kind, scheme))
         before = snapshot(model)
         with Interrupts(n):
             unpatch_model(model)

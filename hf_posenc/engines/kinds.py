@@ -47,7 +47,7 @@ def kind_of_rope(rope: Mapping[str, Any]) -> str:
         return "plain" if number(rope.get("rope_theta")) in (None, USUAL_THETA) else "theta"
     if named == "yarn":
         return _kind_of_yarn(rope)
-    if named in ("linear", "proportional") and _still(rope):
+    if named in ("linear", "proportional") and _is_still(rope):
         return "none"
     return named if named in KINDS else "sealed"
 
@@ -58,7 +58,7 @@ def keys_of(config: Mapping[str, Any]) -> set[str]:
     return {*config, *(f"rope_parameters.{key}" for key in (rope if isinstance(rope, Mapping) else ()))}
 
 
-def _still(rope: Mapping[str, Any]) -> bool:
+def _is_still(rope: Mapping[str, Any]) -> bool:
     return rope.get("partial_rotary_factor") == 0 or (number(rope.get("factor")) or 1.0) > STILL
 
 
