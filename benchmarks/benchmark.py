@@ -101,7 +101,7 @@ def decoder(m: torch.nn.Module, context: int) -> Run:
     return step
 
 
-def repeated(run: Run, times: int) -> Run:
+def repeat(run: Run, times: int) -> Run:
     return lambda: [run() for _ in range(times)]
 
 
@@ -194,31 +194,31 @@ def rope_rows() -> list[Row]:
     models = {"plain": model("llama"), **{s: patched("llama", s, factor=4.0) for s in schemes}}
     rows = []
     prefills = ratios({name: partial(prefill, m, 1024) for name, m in models.items()}, "plain", 11)
-    decodes = ratios({name: repeated(decoder(m, 2048), 10) for name, m in models.items()}, "plain", 15)
+    decodes = ratios({name: repeat(decoder(m, 2048), 10) for name, m in models.items()}, "plain", 15)
     for scheme in schemes:
         rows.append(Row(f"LLaMA with {scheme}, prefill 1024", "unpatched", prefills[scheme], 1.02))
         rows.append(Row(f"LLaMA with {scheme}, decode at 2048", "unpatched", decodes[scheme], 1.02))
     table, rope = model("gpt2", max_position_embeddings=4096), patched("gpt2", "rope")
     runs = {"table": partial(prefill, table, 1024), "rope": partial(prefill, rope, 1024)}
     rows.append(Row("GPT-2 with RoPE, prefill 1024", "its own table", ratios(runs, "table", 11)["rope"], 1.10))
-    runs = {"table": repeated(decoder(table, 2048), 10), "rope": repeated(decoder(rope, 2048), 10)}
+    runs = {"table": repeat(decoder(table, 2048), 10), "rope": repeat(decoder(rope, 2048), 10)}
     rows.append(Row("GPT-2 with RoPE, decode at 2048", "its own table", ratios(runs, "table", 15)["rope"], 1.10))
     return rows
 
 
 def temperature_rows() -> list[Row]:
-    return compose_benchmark.temperature_rows(patched, prefill, decoder, repeated)
+    return compose_benchmark.temperature_rows(patched, prefill, decoder, repeat)
 
 
 def plan_rows() -> list[Row]:
-    return compose_benchmark.plan_rows(patched, prefill, decoder, repeated)
+    return compose_benchmark.plan_rows(patched, prefill, decoder, repeat)
 
 
 def dynamic_rows() -> list[Row]:
     found = {}
     for context in (1024, 2048, 4096, 8192):
         models = {"plain": model("llama"), "dynamic": patched("llama", "dynamic_ntk", trained_length=1024)}
-        runs = {name: repeated(decoder(m, context), 5) for name, m in models.items()}
+        runs = {name: repeat(decoder(m, context), 5) for name, m in models.items()}
         found[context] = ratios(runs, "plain", 9)["dynamic"]
     note = ", ".join(f"{n // 1024}k {value:.2f}" for n, value in found.items())
     return [Row("LLaMA with dynamic_ntk, decode at 4096", "unpatched", found[4096], 1.5, note=note)]

@@ -44,7 +44,7 @@ def attention(x: list[torch.Tensor], name: str) -> torch.Tensor:
     shared = Positions(late, torch.device("cpu"), pattern=effect.pattern)
     positions = torch.arange(x[0].shape[2])[None]
     layer = torch.nn.Module().eval()
-    call = Call(positions, positions, 0, False)
+    call = Call(positions, positions, 0)
     return attend_in_zones(layer, *x, None, call, shared, causal=True, weighs=False)[0]
 
 

@@ -68,7 +68,7 @@ def main() -> None:
     samples = text_samples([Document("random", ids)], TARGET, WINDOWS, None)
     space = FactorSpace(geometry_of(model, SCHEMES["longrope"](target_length=TARGET)), TARGET)
     rng = random.Random(0)
-    candidates = [space.varied(genes, rng) for genes in list(space.starts().values())[:4]]
+    candidates = [space.mutate(genes, rng) for genes in list(space.starts().values())[:4]]
     quick = ours(model, space, samples)
     plain = naive(model, space, candidates, samples)
     print(f"search: {60 / quick:.0f} candidates a minute; one by one: {60 / plain:.0f}; ratio {plain / quick:.1f}")

@@ -274,7 +274,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def written(out: Path, conditions: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
+def merged_results(out: Path, conditions: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
     """The JSON of a run: groups that were not run stay as they were, each with its own conditions."""
     known = json.loads(out.read_text())["groups"] if out.exists() else {}
     fresh = {name: {"conditions": conditions, "rows": found} for name, found in rows.items()}
@@ -306,7 +306,7 @@ def main() -> None:
         for row in GROUPS[name](bench):
             print(row, flush=True)
             rows.append(asdict(row))
-        out.write_text(written(out, conditions, {name: rows}))
+        out.write_text(merged_results(out, conditions, {name: rows}))
         print(f"-- {name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 

@@ -51,7 +51,7 @@ def attention_calls(device: str) -> Calls:
     return calls
 
 
-def composed(what: Any, device: str, **options: Any) -> Any:
+def compose_model(what: Any, device: str, **options: Any) -> Any:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**LLAMA, num_hidden_layers=4)).eval().to(device)
     return patch_model(model, what, **options)
@@ -60,13 +60,18 @@ def composed(what: Any, device: str, **options: Any) -> Any:
 def temperature_models(scheme: str, device: str) -> dict[str, Any]:
     """A scheme without a temperature ('') and with each."""
     told: list[dict[str, Any]] = [{}, *({"temperature": kind} for kind in KINDS)]
-    return {kind: composed(scheme, device, **PARTS[scheme], **t) for kind, t in zip(("", *KINDS), told, strict=True)}
+    return {
+        kind: compose_model(scheme, device, **PARTS[scheme], **t) for kind, t in zip(("", *KINDS), told, strict=True)
+    }
 
 
 def plan_models(one: str, other: str, device: str) -> dict[str, Any]:
     """A plan of two schemes ('plan'), every second layer each, and models that are all one or all the other."""
     plan = {"every 2nd": (one, PARTS[one]), "rest": (other, PARTS[other])}
-    return {"plan": composed(plan, device), **{name: composed(name, device, **PARTS[name]) for name in (one, other)}}
+    return {
+        "plan": compose_model(plan, device),
+        **{name: compose_model(name, device, **PARTS[name]) for name in (one, other)},
+    }
 
 
 def reading(model: Any, device: str) -> Callable[[], object]:

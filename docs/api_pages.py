@@ -28,7 +28,7 @@ def entry(name: str, value: Any) -> str:
     return f"## `{name}`\n\n```text\n{kind} {name}{shown}\n```\n\n{words}"
 
 
-def made() -> str:
+def make_page() -> str:
     names = [name for name in hf_posenc.__all__ if not name.startswith("__")]
     functions = sorted((n for n in names if n[0].islower()), key=str.lower)
     classes = sorted((n for n in names if not n[0].islower()), key=str.lower)
@@ -36,4 +36,4 @@ def made() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(made(), encoding="utf-8")
+    FILE.write_text(make_page(), encoding="utf-8")

@@ -19,7 +19,7 @@ def figures() -> tuple[list[float], dict[str, list[float]]]:
     return lengths, {row[0]: [float(cell.partition("/")[0]) for cell in row[1:]] for row in rows[2:]}
 
 
-def drawn() -> str:
+def draw() -> str:
     lengths, found = figures()
     curves = [Curve(name, lengths, found[row]) for row, name in SHOWN.items()]
     title = "Trained at 256 tokens: what happens past that, and after one line"
@@ -28,4 +28,4 @@ def drawn() -> str:
 
 
 if __name__ == "__main__":
-    (HERE / "hero.svg").write_text(drawn(), encoding="utf-8")
+    (HERE / "hero.svg").write_text(draw(), encoding="utf-8")

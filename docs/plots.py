@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_posenc.evaluation.report.drawing import Box, Scale, clipped, digits, line, svg, text, ticks
+from hf_posenc.evaluation.report.drawing import Box, Scale, clip_to_plot, digits, line, svg, text, ticks
 
 WIDTH, HEIGHT = 640, 300
 BOX = Box(left=64, right=500, top=64, bottom=250)
@@ -48,7 +48,7 @@ class Axis:
         return [10.0**power for power in range(first, max(last, first + 1) + 1)]
 
 
-def standing(title: str, desc: str, body: str, height: float = HEIGHT, width: float = WIDTH) -> str:
+def picture_file(title: str, desc: str, body: str, height: float = HEIGHT, width: float = WIDTH) -> str:
     """A picture as a file of its own."""
     head = text(16, 24, title, "title")
     drawn = svg(width, height, title, desc, f"<style>{STYLE}</style>{head}{body}")
@@ -70,7 +70,7 @@ def chart(title: str, desc: str, curves: Sequence[Curve], x: Axis, y: Axis, edge
     for i, curve in enumerate(curves):
         at = _free(min(max(height(curve.y[-1]), BOX.top), BOX.bottom) + 4, taken)
         parts.append(text(BOX.right + 6, at, curve.name, f"t{i % 7}"))
-    return standing(title, desc, "".join(parts) + clipped(BOX, inside))
+    return picture_file(title, desc, "".join(parts) + clip_to_plot(BOX, inside))
 
 
 def _free(at: float, taken: list[float]) -> float:
@@ -117,7 +117,7 @@ def heat(title: str, desc: str, values: Sequence[Sequence[float]], across: str, 
         cells.append(f'<path class="{kind}" fill-opacity="{abs(level) / 9:.2f}" d="{"".join(drawn)}"/>')
     parts = [f'<g transform="translate({left:g},{top:g}) scale({size:.3f})">{"".join(cells)}</g>']
     parts += [text(left, 48, f"{across}, 0 to {columns - 1} →"), text(16, top + rows * size + 18, f"↓ {down}")]
-    return standing(title, desc, "".join(parts), top + rows * size + 30)
+    return picture_file(title, desc, "".join(parts), top + rows * size + 30)
 
 
 def _runs(levels: Sequence[int]) -> list[tuple[int, int, int]]:

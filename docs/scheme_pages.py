@@ -46,7 +46,7 @@ def _told() -> dict[str, dict[str, Any]]:
     return tomllib.loads((FOLDER / "about.toml").read_text(encoding="utf-8"))
 
 
-def made() -> dict[str, str]:
+def make_pages() -> dict[str, str]:
     """Every page and picture, by the name of its file."""
     known, needs, files = about(), training_needs(), {}
     for name in SCHEMES.built_in():
@@ -125,7 +125,7 @@ def index() -> str:
 
 
 def main() -> None:
-    files = made()
+    files = make_pages()
     for old in [*FOLDER.glob("*.md"), *FOLDER.glob("*.svg")]:
         if old.name not in files and old.name != "README.md":
             old.unlink()

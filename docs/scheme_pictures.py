@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from plots import Axis, Curve, chart, heat, standing
+from plots import Axis, Curve, chart, heat, picture_file
 from torch import Tensor
 
 from hf_posenc.core.biases import Bias
@@ -259,7 +259,7 @@ def _one_pair() -> Picture:
             parts += [line(centre, 160, x, y, "curve s1"), text(x + 4, y, str(p))]
         parts.append(text(centre, 275, f"pair {pair}: {f:.3g} radians a token", "", "middle"))
     title = "The rotation of one pair, at positions 0 to 7"
-    return Picture("rotation", standing(title, title, "".join(parts)), "Fast pairs are first, slow ones last.")
+    return Picture("rotation", picture_file(title, title, "".join(parts)), "Fast pairs are first, slow ones last.")
 
 
 def _resized() -> list[Picture]:

@@ -26,7 +26,7 @@ class Origin:
 
     @property
     def built_in(self) -> bool:
-        return _top(self.module) == OURS
+        return _top_package(self.module) == OURS
 
     def __str__(self) -> str:
         if self.built_in:
@@ -48,7 +48,7 @@ class Origin:
 
     def matches(self, other: Origin) -> bool:
         """Whether both may be the same code. Two modules without a package match, whatever they are called."""
-        return self.built_in == other.built_in and _plain(self.package) == _plain(other.package)
+        return self.built_in == other.built_in and _normal_name(self.package) == _normal_name(other.package)
 
 
 class Plugins:
@@ -116,7 +116,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def add(self, name: str, entry: T, module: str) -> T:
         """Register an entry. A module that runs again (a notebook cell, a reload) replaces its earlier entry."""
-        if name in self._entries and (module != self._homes[name] or _top(module) == OURS):
+        if name in self._entries and (module != self._homes[name] or _top_package(module) == OURS):
             raise PosencError(
                 f"The {self.kind} {name!r} is registered twice: by {self.origin(name)}, and now by "
                 f"{_origin(module)}. Give one of them another name."
@@ -130,14 +130,14 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def built_in(self) -> list[str]:
         """The names that this package itself registers."""
-        return [name for name, module in self._homes.items() if _top(module) == OURS]
+        return [name for name, module in self._homes.items() if _top_package(module) == OURS]
 
     def origin(self, name: str) -> Origin:
         return _origin(self._homes[name])
 
     def resolve(self, name: str, origin: Origin | None) -> T:
         """The entry that a saved record names. `origin` is None for entries of this package."""
-        if origin is None and isinstance(name, str) and _top(self._homes.get(name, "")) == OURS:
+        if origin is None and isinstance(name, str) and _top_package(self._homes.get(name, "")) == OURS:
             return self._entries[name]  # even if another package offers an entry of the same name
         if name not in self:
             if origin is None or not isinstance(name, str):
@@ -200,21 +200,23 @@ def _entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
 
 def _package(point: metadata.EntryPoint) -> tuple[str, str | None]:
     """The package that an entry point belongs to, and its version."""
-    return (point.dist.name, point.dist.version) if point.dist is not None else (_top(point.value), None)
+    return (point.dist.name, point.dist.version) if point.dist is not None else (_top_package(point.value), None)
 
 
 @cache
 def _origin(module: str) -> Origin:
     groups = (f"{OURS}.schemes", f"{OURS}.families")
-    found = {_package(p) for group in groups for p in _entry_points(group) if _top(p.module) == _top(module)}
+    found = {
+        _package(p) for group in groups for p in _entry_points(group) if _top_package(p.module) == _top_package(module)
+    }
     return Origin(module, *found.pop()) if len(found) == 1 else Origin(module)
 
 
-def _top(module: str) -> str:
+def _top_package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _plain(package: str | None) -> str | None:
+def _normal_name(package: str | None) -> str | None:
     """The name of a package in the form in which pip compares names."""
     return package and re.sub(r"[-_.]+", "-", package).lower()
 

@@ -154,7 +154,7 @@ def modules_of(scheme: str, kind: str) -> dict[str, nn.Module]:
     return {name: module for name, module in (("posenc_bias", bias), (place, table)) if module is not None}
 
 
-def trained(scheme: str, kind: str) -> set[str]:
+def trained_parameters(scheme: str, kind: str) -> set[str]:
     """The parameters that a scheme brings and trains, by their place in the base model."""
     return {
         f"{place}.{name}"
@@ -197,7 +197,7 @@ ON_FEW = {
 """Schemes whose way through a model others go on every kind: these kinds show that theirs is the same."""
 
 
-def refused(scheme: str, kind: str) -> bool:
+def refuses(scheme: str, kind: str) -> bool:
     """Whether a scheme says by itself that it makes no sense here; that patch_model then refuses is a law."""
     try:
         return effect(scheme, kind).forgets and bool(getattr(config_of(kind), "sliding_window", None))
@@ -206,7 +206,7 @@ def refused(scheme: str, kind: str) -> bool:
 
 
 def exists(scheme: str, kind: str) -> bool:
-    if refused(scheme, kind) or (scheme in PATTERNS and kind in TABLES):
+    if refuses(scheme, kind) or (scheme in PATTERNS and kind in TABLES):
         return False  # patterns that keep a table keep its length: test_patterns.py has them on tables
     if kind not in (*ON_FEW.get(scheme, KINDS), *OUTSIDE):
         return False
@@ -216,7 +216,7 @@ def exists(scheme: str, kind: str) -> bool:
 
 CELLS = [(scheme, kind) for scheme in TEXT for kind in KINDS if exists(scheme, kind)]
 CAUSAL_CELLS = [(scheme, kind) for scheme, kind in CELLS if kind in CAUSAL]
-REFUSED_CELLS = [(scheme, kind) for scheme in TEXT for kind in KINDS if refused(scheme, kind)]
+REFUSED_CELLS = [(scheme, kind) for scheme in TEXT for kind in KINDS if refuses(scheme, kind)]
 
 
 def tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:

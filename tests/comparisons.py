@@ -36,7 +36,7 @@ def resizes(scheme, kind):
     return kind in TABLES and source is not None and source.reads_native
 
 
-def patched(scheme, kind, **overrides):
+def patched_model(scheme, kind, **overrides):
     return patch_model(tiny(kind, **overrides), scheme, **options(scheme))
 
 
@@ -51,7 +51,7 @@ def plain_logits(kind):
     return logits(tiny(kind), tokens(2, LENGTH))
 
 
-def same(actual, expected, tolerance=TOL):
+def assert_same(actual, expected, tolerance=TOL):
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
@@ -80,7 +80,7 @@ def where_they_stand(mask):
     return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
-def padded(rows, side):
+def padded_batch(rows, side):
     """Rows of unequal length as one batch: ids, mask, and where the real tokens are."""
     width = max(map(len, rows))
     ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)

@@ -28,7 +28,7 @@ def theta(model_type, architecture):
     return config(model_type=model_type, architectures=[architecture], rope_parameters=rope)
 
 
-def served(model=None, **settings):
+def serving_config(model=None, **settings):
     """A serving config beside the model that it names."""
     files = {f"model/{name}": data for name, data in (model or {}).items()}
     return {**files, "serve.json": {"model": "model", **settings}}
@@ -79,21 +79,21 @@ COMPLAINTS = {
         "two original lengths",
     ),
     "ROLL#276": (
-        served(config(rope_parameters=YARN), hf_overrides={"rope_parameters": {**YARN, "factor": 2.0}}),
+        serving_config(config(rope_parameters=YARN), hf_overrides={"rope_parameters": {**YARN, "factor": 2.0}}),
         "other scaling than the checkpoint's",
     ),
     "Trinity-RFT#389": (
-        served(
+        serving_config(
             config(rope_parameters=YARN), hf_overrides={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
         ),
         "other scaling than the checkpoint's",
     ),
-    "unsloth#3083": (served(config(), max_model_len=16384), "longer than the positions reach"),
+    "unsloth#3083": (serving_config(config(), max_model_len=16384), "longer than the positions reach"),
     "recipes#856": (
         {"serve.sh": """vllm serve Qwen/Qwen3-8B --rope-scaling '{"rope_type":"yarn","factor":4.0}'"""},
         "removed flag",
     ),
-    "xinference#3571": (served(config(), hf_overrides=["rope_scaling", "factor=4"]), "shape of the settings"),
+    "xinference#3571": (serving_config(config(), hf_overrides=["rope_scaling", "factor=4"]), "shape of the settings"),
     # C. M-RoPE, YaRN, partial rotary
     "omlx#3347": (config(rope_parameters=MROPE), "M-RoPE and scaling"),
     "LightLLM#1582": (config(rope_parameters={**YARN, "type": "linear"}), "two types"),
@@ -121,7 +121,7 @@ COMPLAINTS = {
     ),
     "imp#897": (
         {
-            **served(config(rope_parameters=YARN), speculative_config={"model": "draft"}),
+            **serving_config(config(rope_parameters=YARN), speculative_config={"model": "draft"}),
             **{f"draft/{name}": data for name, data in config().items()},
         },
         "draft with other positions",
@@ -133,7 +133,7 @@ COMPLAINTS = {
         config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}),
         "theta follows the length",
     ),
-    "exllamav3#29": (served(config(rope_parameters=YARN), max_model_len=2048), "a larger factor than needed"),
+    "exllamav3#29": (serving_config(config(rope_parameters=YARN), max_model_len=2048), "a larger factor than needed"),
     # E. LongRoPE's border
     "unsloth#10681": (config(rope_parameters=SWITCHING), "LongRoPE switches"),
     "mlxcel#1358": (config(rope_parameters={**SWITCHING, "short_factor": [1.1] * 4}), "LongRoPE switches"),
@@ -144,7 +144,7 @@ COMPLAINTS = {
         {**config(), "generation_config.json": {"max_new_tokens": 4096}},
         "no room for a prompt",
     ),
-    "open-r1#463": (served(config(), max_model_len=2048, max_completion_length=2048), "no room for a prompt"),
+    "open-r1#463": (serving_config(config(), max_model_len=2048, max_completion_length=2048), "no room for a prompt"),
     # H. Encoders, export
     "semantic-router#1359": (
         {**config(rope_parameters=YARN), "tokenizer_config.json": {"model_max_length": 1024}},

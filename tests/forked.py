@@ -17,7 +17,7 @@ T = TypeVar("T")
 FORK = multiprocessing.get_context("fork")
 
 
-def forked(work: Callable[[], object], said: Path | str = os.devnull, **environment: str) -> BaseProcess:
+def fork(work: Callable[[], object], said: Path | str = os.devnull, **environment: str) -> BaseProcess:
     """A process that does this and ends; what it says goes to a file."""
     process = FORK.Process(target=_work, args=(work, said, environment))
     process.start()
@@ -41,7 +41,7 @@ def fork_two(work: Callable[[], object], said: Path) -> list[BaseProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         run = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    return [forked(work, said / rank, **run, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    return [fork(work, said / rank, **run, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
 
 
 def command(*words: object) -> Callable[[], None]:
@@ -56,7 +56,7 @@ def command(*words: object) -> Callable[[], None]:
     return run
 
 
-def returned(work: Callable[[], T]) -> T:
+def result_of(work: Callable[[], T]) -> T:
     """What `work` returns in a process of its own."""
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=lambda: sender.send(work()))

@@ -59,7 +59,7 @@ def tiny_images(family, seed=0, **overrides):
     """A tiny random model of images, in eval mode. Zeros that training would fill are random as well."""
     cls, config, own = FAMILIES[family]
     torch.manual_seed(seed)
-    return filled(cls(config(**{**_SIZES, **own, **overrides})))
+    return fill_tables(cls(config(**{**_SIZES, **own, **overrides})))
 
 
 def whole_clip(seed=0):
@@ -68,10 +68,10 @@ def whole_clip(seed=0):
     sizes = {key: value for key, value in _SIZES.items() if key != "num_labels"}
     config = transformers.CLIPConfig(text_config=text, vision_config=sizes, projection_dim=5)
     torch.manual_seed(seed)
-    return filled(transformers.CLIPModel(config))
+    return fill_tables(transformers.CLIPModel(config))
 
 
-def filled(model):
+def fill_tables(model):
     for name, parameter in model.named_parameters():
         if any(word in name for word in ("position", "token", "relative")):
             torch.nn.init.normal_(parameter, std=0.3)

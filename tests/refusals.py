@@ -72,7 +72,7 @@ def logits(model: nn.Module) -> torch.Tensor:
     return model(tokens(2, 12)).logits
 
 
-def refused(model: Any, scheme: Any, *words: str, forward: bool = True, **given: Any) -> str:
+def assert_refused(model: Any, scheme: Any, *words: str, forward: bool = True, **given: Any) -> str:
     """Assert that the call raises with all of these words, changing nothing; also on a model patched before."""
     before = Snapshot.of(model, forward)
     with pytest.raises(PosencError) as caught:
@@ -85,13 +85,13 @@ def refused(model: Any, scheme: Any, *words: str, forward: bool = True, **given:
     return message
 
 
-def refused_also_when_patched(kind: str, scheme: Any, *words: str, **given: Any) -> None:
+def assert_refused_also_when_patched(kind: str, scheme: Any, *words: str, **given: Any) -> None:
     """On a fresh model, and on models patched by config or weights, and by hooks and attention functions."""
-    refused(tiny(kind), scheme, *words, **given)
+    assert_refused(tiny(kind), scheme, *words, **given)
     for earlier in ("rope", "alibi", "sinusoidal"):
         model = patch_model(tiny(kind), earlier)
         plain = logits(tiny(kind))
-        refused(model, scheme, *words, **given)
+        assert_refused(model, scheme, *words, **given)
         assert is_patched(model)
         assert model.config.posenc["scheme"] == earlier
         check_model(model)

@@ -12,7 +12,7 @@ from hf_posenc.core.tables import LearnedTable
 LONG = 3 * LENGTH
 
 
-def disturbed(model):
+def disturb(model):
     """Move all that the scheme trains away from where it starts, so that a fresh start is not taken for a load."""
     tables = [m.weight for m in model.modules() if isinstance(m, LearnedTable)]
     own = [p for name, p in model.named_parameters() if "posenc_" in name]
@@ -22,8 +22,8 @@ def disturbed(model):
     return model
 
 
-def patched(scheme, kind, **overrides):
-    return disturbed(patch_model(tiny(kind, **overrides), scheme, **options(scheme)))
+def patched_model(scheme, kind, **overrides):
+    return disturb(patch_model(tiny(kind, **overrides), scheme, **options(scheme)))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 from cells import CELLS, LENGTH, options, tiny, tokens
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
-from stored_models import LONG, config_of, disturbed, logits, patched
+from stored_models import LONG, config_of, disturb, logits, patched_model
 from test_plain_load import plain_verdicts
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, Trainer, TrainingArguments
@@ -82,7 +82,7 @@ def test_adapters_come_back_on_their_positions(scheme, kind, originals, tmp_path
 @pytest.mark.parametrize("scheme", ["yarn", "t5", "learned", "alibi", "none"])
 def test_adapters_on_a_patched_checkpoint(scheme, kind, tmp_path):
     """The base on disk is patched itself, with parameters that it learned."""
-    save(patched(scheme, kind), tmp_path / "base")
+    save(patched_model(scheme, kind), tmp_path / "base")
     adapted, ids = with_adapter(load(tmp_path / "base"), kind), tokens(2, LONG)
     adapted.save_pretrained(tmp_path / "adapter")
     assert torch.equal(logits(load(tmp_path / "adapter"), ids), logits(adapted, ids))
@@ -381,7 +381,7 @@ def test_the_trainer_leaves_the_scheme_in_every_checkpoint(originals, tmp_path):
 
 
 def test_the_trainer_saves_full_patched_models(originals, tmp_path):
-    job = trainer(disturbed(base_of(originals, "llama", "t5")), tmp_path / "run", 2)
+    job = trainer(disturb(base_of(originals, "llama", "t5")), tmp_path / "run", 2)
     job.train()
     ids = tokens(2, LONG)
     assert torch.equal(logits(load(tmp_path / "run" / "checkpoint-2"), ids), logits(job.model.eval(), ids))

@@ -9,7 +9,7 @@ import torch
 import transformers
 from cells import CELLS, KINDS, VOCAB, effect, options, tiny
 from huggingface_hub.errors import StrictDataclassError
-from refusals import FAR, Snapshot, logits, refused
+from refusals import FAR, Snapshot, assert_refused, logits
 from torch import nn
 
 from hf_posenc import (
@@ -29,8 +29,8 @@ from hf_posenc.families import FAMILIES
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_odd_heads_cannot_be_rotated(kind, scheme):
     model = tiny(kind, hidden_size=36)
-    refused(model, scheme, "9", "even", "alibi", **options(scheme))
-    refused(patch_model(model, "alibi"), scheme, "9", "even", **options(scheme))
+    assert_refused(model, scheme, "9", "even", "alibi", **options(scheme))
+    assert_refused(patch_model(model, "alibi"), scheme, "9", "even", **options(scheme))
 
 
 def test_transformers_itself_builds_no_rope_with_odd_heads():
@@ -71,15 +71,15 @@ def test_llama3_tells_by_wavelength_and_takes_one_pair(kind, size):
 def test_fast_and_slow_pairs_take_two(kind, scheme):
     """The one pair is the fastest, which ntk keeps: theta * alpha^(2/0) has no value."""
     model = tiny(kind, **({"head_dim": 2} if kind == "llama" else {"hidden_size": 8}))
-    refused(model, scheme, "two pairs", "2 channels", "linear", **options(scheme))
+    assert_refused(model, scheme, "two pairs", "2 channels", "linear", **options(scheme))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "llama"])
 def test_odd_hidden_size_has_no_sinusoids(kind):
     sizes = {"head_dim": 8, "num_key_value_heads": 3} if kind == "llama" else {}
     model = tiny(kind, hidden_size=27, num_attention_heads=3, **sizes)
-    refused(model, "sinusoidal", "27", "odd", "pairs")
-    refused(patch_model(model, "alibi"), "sinusoidal", "27", "odd")
+    assert_refused(model, "sinusoidal", "27", "odd", "pairs")
+    assert_refused(patch_model(model, "alibi"), "sinusoidal", "27", "odd")
 
 
 def lora(**more: Any) -> peft.LoraConfig:
@@ -89,20 +89,20 @@ def lora(**more: Any) -> peft.LoraConfig:
 def test_a_peft_model_is_refused():
     base = tiny("llama")
     wrapped = peft.get_peft_model(base, lora())
-    refused(wrapped, "alibi", "PeftModel", "PEFT adapters", "first, then wrap")
-    refused(base, "yarn", "PEFT adapters", "first, then wrap", **FAR)
+    assert_refused(wrapped, "alibi", "PeftModel", "PEFT adapters", "first, then wrap")
+    assert_refused(base, "yarn", "PEFT adapters", "first, then wrap", **FAR)
 
 
 def test_a_model_with_an_added_adapter_is_refused():
     model = tiny("llama")
     model.add_adapter(lora())
-    refused(model, "alibi", "PEFT adapters", "first, then wrap")
+    assert_refused(model, "alibi", "PEFT adapters", "first, then wrap")
 
 
 def test_a_patched_model_with_adapters_is_neither_patched_anew_nor_unpatched():
     base = patch_model(tiny("llama"), "alibi")
     wrapped = peft.get_peft_model(base, lora())
-    refused(wrapped, "yarn", "PEFT adapters", **FAR)
+    assert_refused(wrapped, "yarn", "PEFT adapters", **FAR)
     before = Snapshot.of(wrapped)
     with pytest.raises(UnsupportedModel, match="PEFT adapters"):
         unpatch_model(wrapped)
@@ -156,12 +156,12 @@ def test_an_unsupported_type_is_named_with_what_was_looked_for():
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8)
     model = transformers.ViTMSNModel(transformers.ViTMSNConfig(patch_size=4, **sizes)).eval()
     supported = [t for f in FAMILIES.values() for t in f.model_types]
-    refused(model, "alibi", "'vit_msn'", "inv_freq", "rope_parameters", *supported, forward=False)
+    assert_refused(model, "alibi", "'vit_msn'", "inv_freq", "rope_parameters", *supported, forward=False)
 
 
 def test_a_type_that_cannot_be_patched_says_why():
     config = transformers.GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=4, vocab_size=VOCAB, n_positions=32)
-    refused(transformers.GPTJForCausalLM(config).eval(), "alibi", "'gptj'", "table of its own")
+    assert_refused(transformers.GPTJForCausalLM(config).eval(), "alibi", "'gptj'", "table of its own")
 
 
 NESTED = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}
@@ -172,7 +172,7 @@ NESTED = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}, "slidin
 def test_rope_parameters_missing_or_nested(scheme, rope):
     model = tiny("llama")
     model.config.rope_parameters = copy.deepcopy(rope)
-    refused(model, scheme, "rope_parameters", "'llama'", "rope_theta", **options(scheme))
+    assert_refused(model, scheme, "rope_parameters", "'llama'", "rope_theta", **options(scheme))
 
 
 @pytest.mark.parametrize("rope", [None, {}, {"rope_type": "default"}, NESTED], ids=["None", "empty", "bare", "nested"])
@@ -190,7 +190,7 @@ def test_check_model_says_what_is_wrong_with_rope_parameters(rope):
 def test_sealed_schemes_need_a_kernel_that_they_know(scheme, kind, kernel):
     model = tiny(kind)
     model.config._attn_implementation = kernel
-    refused(model, scheme, repr(kernel), "sdpa", "eager", "set_attn_implementation", forward=False)
+    assert_refused(model, scheme, repr(kernel), "sdpa", "eager", "set_attn_implementation", forward=False)
     assert model.config._attn_implementation == kernel
 
 
@@ -215,35 +215,37 @@ def test_unpatching_an_unpatched_model(kind):
     before.assert_same(Snapshot.of(model))
 
 
-def scaled(**rope: Any) -> transformers.PreTrainedModel:
+def scaled_model(**rope: Any) -> transformers.PreTrainedModel:
     return tiny("llama", max_position_embeddings=128, rope_parameters={"rope_theta": 1e4, **rope})
 
 
 def test_replacing_a_scaling_whose_original_length_is_unknown():
-    model = scaled(rope_type="linear", factor=4.0)
+    model = scaled_model(rope_type="linear", factor=4.0)
     words = ["'linear'", "existing='replace'", "trained_length="]
-    refused(model, "yarn", *words, existing="replace", target_length=256)
+    assert_refused(model, "yarn", *words, existing="replace", target_length=256)
     patch_model(model, "yarn", existing="replace", trained_length=32, target_length=256)
     assert model.config.rope_parameters["factor"] == 8.0
-    refused(model, "yarn", *words, existing="replace", target_length=256)
+    assert_refused(model, "yarn", *words, existing="replace", target_length=256)
     assert model.config.rope_parameters["factor"] == 8.0
 
 
 def test_theta_beside_a_scaling_that_is_extended():
-    model = scaled(rope_type="linear", factor=4.0)
+    model = scaled_model(rope_type="linear", factor=4.0)
     words = ["rope_theta=5000", "'linear'", "existing='replace'"]
-    refused(model, "yarn", *words, existing="extend", target_length=256, rope_theta=5000.0)
+    assert_refused(model, "yarn", *words, existing="extend", target_length=256, rope_theta=5000.0)
 
 
 def test_a_rope_type_that_cannot_be_extended():
-    model = scaled(rope_type="dynamic", factor=4.0)
-    refused(model, "yarn", "'dynamic'", "existing='replace'", existing="extend", target_length=256)
+    model = scaled_model(rope_type="dynamic", factor=4.0)
+    assert_refused(model, "yarn", "'dynamic'", "existing='replace'", existing="extend", target_length=256)
     short, long = [1.0] * 4, [2.0] * 4
-    model = scaled(
+    model = scaled_model(
         rope_type="longrope", short_factor=short, long_factor=long, factor=4.0, original_max_position_embeddings=32
     )
     # Without a forward, which replaces buffers of transformers' own longrope each time.
-    refused(model, "yarn", "'longrope'", "existing='replace'", existing="extend", target_length=256, forward=False)
+    assert_refused(
+        model, "yarn", "'longrope'", "existing='replace'", existing="extend", target_length=256, forward=False
+    )
 
 
 def test_lists_of_numbers_may_be_tuples_and_ints():

@@ -45,8 +45,8 @@ def test_rows_of_a_table_share_a_goal(tmp_path, monkeypatch):
 def test_groups_that_were_not_run_stay_in_the_results(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     speed, out = importlib.import_module("speed"), tmp_path / "speed.json"
-    out.write_text(speed.written(out, {"clock": "cpu"}, {"decode": [{"measured": 1}], "prefill": []}))
-    out.write_text(speed.written(out, {"clock": "wall"}, {"prefill": [{"measured": 2}]}))
+    out.write_text(speed.merged_results(out, {"clock": "cpu"}, {"decode": [{"measured": 1}], "prefill": []}))
+    out.write_text(speed.merged_results(out, {"clock": "wall"}, {"prefill": [{"measured": 2}]}))
     groups = json.loads(out.read_text())["groups"]
     assert groups["decode"] == {"conditions": {"clock": "cpu"}, "rows": [{"measured": 1}]}
     assert groups["prefill"] == {"conditions": {"clock": "wall"}, "rows": [{"measured": 2}]}

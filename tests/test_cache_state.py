@@ -36,7 +36,7 @@ class Lossless(QuantizedLayer):
         return tensor
 
 
-def quantised(config):
+def quantize(config):
     return Cache(layers=[Lossless(residual_length=6) for _ in range(config.num_hidden_layers)])
 
 
@@ -44,7 +44,7 @@ CACHES = {
     "dynamic": lambda config: DynamicCache(config=config),
     "lazy": lambda config: DynamicCache(),
     "static": lambda config: StaticCache(config=config, max_cache_len=3 * LENGTH),
-    "quantised": quantised,
+    "quantised": quantize,
 }
 rows_moved = st.one_of(
     st.tuples(st.just("reorder"), st.permutations(range(3))),

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from cells import CELLS, KINDS, LENGTH, ROTARY, options, tiny
-from test_describe import PAIRS, THETA, patched
+from test_describe import PAIRS, THETA, patched_model
 from torch import nn
 from transformers import AttentionMaskInterface
 
@@ -26,7 +26,7 @@ def test_unpatched_models_are_healthy_in_any_dtype(kind, dtype):
 
 @pytest.mark.parametrize("scheme, kind", CELLS)
 def test_patched_models_are_healthy_also_when_cast_and_unpatched(scheme, kind):
-    model = patched(kind, scheme)
+    model = patched_model(kind, scheme)
     check_model(model)
     before = describe(model)
     model.to(torch.bfloat16)
@@ -40,7 +40,7 @@ def test_patched_models_are_healthy_also_when_cast_and_unpatched(scheme, kind):
 def test_models_cast_before_the_patch_are_healthy(scheme, kind):
     model = patch_model(tiny(kind).to(torch.bfloat16), scheme, **options(scheme))
     check_model(model)
-    assert describe(model).longest_wavelength == describe(patched(kind, scheme)).longest_wavelength
+    assert describe(model).longest_wavelength == describe(patched_model(kind, scheme)).longest_wavelength
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -95,14 +95,14 @@ def test_a_config_edited_after_construction(kind, edit):
 
 
 def test_a_config_edited_after_the_patch():
-    model = patched("llama", "yarn")
+    model = patched_model("llama", "yarn")
     model.config.rope_parameters["factor"] = 8.0
     unhealthy(model, "rope_parameters", "'yarn'")
 
 
 @pytest.mark.parametrize("scheme", [None, "rope", "yarn", "none", "alibi", "dynamic_ntk", "sinusoidal"])
 def test_tampered_frequencies_of_the_rotary_module(scheme):
-    model = tiny("llama") if scheme is None else patched("llama", scheme)
+    model = tiny("llama") if scheme is None else patched_model("llama", scheme)
     with torch.no_grad():
         model.base_model.rotary_emb.inv_freq[1] += 0.05
     unhealthy(model)
@@ -110,7 +110,7 @@ def test_tampered_frequencies_of_the_rotary_module(scheme):
 
 @pytest.mark.parametrize("scheme, kind", [("rope", "gpt2"), ("yarn", "bert"), ("dynamic_ntk", "llama")])
 def test_tampered_frequencies_of_the_attention_functions(scheme, kind):
-    model = patched(kind, scheme)
+    model = patched_model(kind, scheme)
     with torch.no_grad():
         model.base_model.posenc.inv_freq[1] *= 1.05
     unhealthy(model, "live frequencies")
@@ -135,13 +135,13 @@ def test_a_tampered_attention_scale():
 
 
 def test_a_tampered_attention_scale_of_the_patch():
-    model = patched("llama", "yarn")
+    model = patched_model("llama", "yarn")
     model.base_model.rotary_emb.inner.attention_scaling = 1.0
     unhealthy(model, "attention scale")
 
 
 def test_the_rotary_module_of_the_patch_was_replaced():
-    model = patched("llama", "yarn")
+    model = patched_model("llama", "yarn")
     model.base_model.rotary_emb = tiny("llama").base_model.rotary_emb
     unhealthy(model, "rotary module")
 
@@ -151,7 +151,7 @@ def test_the_rotary_module_of_the_patch_was_replaced():
 )
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 def test_attention_set_to_a_plain_kernel_on_a_sealed_model(kind, scheme, kernel):
-    model = patched(kind, scheme)
+    model = patched_model(kind, scheme)
     model.set_attn_implementation(kernel)
     unhealthy(model, repr(kernel), "hf_posenc_sdpa")
     model.set_attn_implementation("hf_posenc_" + kernel)
@@ -166,7 +166,7 @@ def remove_hook(module: nn.Module, hook: object) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_removed_hook_of_attention(kind):
-    model = patched(kind, "alibi")
+    model = patched_model(kind, "alibi")
     hooked = [m for m in model.modules() if before_attention in m._forward_pre_hooks.values()]
     assert len(hooked) == 2
     remove_hook(hooked[1], before_attention)
@@ -176,7 +176,7 @@ def test_a_removed_hook_of_attention(kind):
 @pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
 def test_a_removed_hook_of_the_first_layer(scheme):
     """Without it the table is there, and nothing adds it."""
-    model = patched("llama", scheme)
+    model = patched_model("llama", scheme)
     remove_hook(model.base_model.layers[0], before_first_layer)
     unhealthy(model, "hook")
 
@@ -184,43 +184,43 @@ def test_a_removed_hook_of_the_first_layer(scheme):
 @pytest.mark.parametrize("scheme", ["sinusoidal", "alibi"])
 def test_a_removed_hook_of_the_embeddings(scheme):
     """Without it BERT ends where its buffers end."""
-    model = patched("bert", scheme)
+    model = patched_model("bert", scheme)
     remove_hook(model.base_model.embeddings, before_embeddings)
     unhealthy(model, "hook")
 
 
 @pytest.mark.parametrize("scheme", ["none", "alibi", "sinusoidal", "learned", "rope"])
 def test_a_table_replaced_by_a_plain_one(scheme):
-    model = patched("gpt2", scheme)
+    model = patched_model("gpt2", scheme)
     rows = model.config.max_position_embeddings
     model.base_model.wpe = nn.Embedding(rows, 32)
     unhealthy(model, "table", "Embedding")
-    model = patched("bert", scheme)
+    model = patched_model("bert", scheme)
     model.base_model.embeddings.position_embeddings = nn.Embedding(rows, 32)
     unhealthy(model, "table", "Embedding")
 
 
 @pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
 def test_a_table_replaced_by_zeros(scheme):
-    model = patched("gpt2", scheme)
+    model = patched_model("gpt2", scheme)
     model.base_model.wpe = ZeroTable(32, model.config.max_position_embeddings, model.base_model.wte.weight)
     unhealthy(model, "table")
 
 
 def test_zeros_replaced_by_another_table():
-    model, other = patched("gpt2", "alibi"), patched("gpt2", "sinusoidal")
+    model, other = patched_model("gpt2", "alibi"), patched_model("gpt2", "sinusoidal")
     model.base_model.wpe = other.base_model.wpe
     unhealthy(model, "table")
 
 
 def test_a_table_with_other_rows_than_the_config_promises():
-    model, other = patched("gpt2", "learned"), patched("gpt2", "learned", target_length=64)
+    model, other = patched_model("gpt2", "learned"), patched_model("gpt2", "learned", target_length=64)
     model.base_model.wpe = other.base_model.wpe
     unhealthy(model, "64 rows", "128")
 
 
 def test_tampered_sinusoids():
-    model = patched("gpt2", "sinusoidal")
+    model = patched_model("gpt2", "sinusoidal")
     with torch.no_grad():
         model.base_model.wpe.posenc_frequencies *= 1.5
     unhealthy(model, "table")
@@ -228,7 +228,7 @@ def test_tampered_sinusoids():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_changed_slopes(kind):
-    model = patched(kind, "alibi")
+    model = patched_model(kind, "alibi")
     with torch.no_grad():
         model.base_model.posenc_bias.slopes[0] = 0.3
     unhealthy(model, "slopes")
@@ -236,16 +236,16 @@ def test_changed_slopes(kind):
 
 @pytest.mark.parametrize("scheme", ["alibi", "t5"])
 def test_a_lost_bias(scheme):
-    model = patched("llama", scheme)
+    model = patched_model("llama", scheme)
     del model.base_model.posenc_bias
     unhealthy(model, "bias", "missing")
 
 
 def test_trained_parameters_are_no_fault():
-    model = patched("llama", "t5")
+    model = patched_model("llama", "t5")
     nn.init.ones_(model.base_model.posenc_bias.weight)
     check_model(model)
-    model = patched("gpt2", "learned")
+    model = patched_model("gpt2", "learned")
     nn.init.ones_(model.base_model.wpe.weight)
     check_model(model)
 
@@ -253,21 +253,21 @@ def test_trained_parameters_are_no_fault():
 @pytest.mark.parametrize("scheme, kind", [cell for cell in CELLS if cell[1] in ("llama", "gpt2", "bert")])
 def test_a_config_that_claims_a_patch_which_is_not_there(scheme, kind):
     model = tiny(kind)
-    model.config.posenc = copy.deepcopy(patched(kind, scheme).config.posenc)
+    model.config.posenc = copy.deepcopy(patched_model(kind, scheme).config.posenc)
     unhealthy(model, repr(scheme), "no patch is in place", "load")
 
 
 @pytest.mark.parametrize("kind, scheme, claimed", [("llama", "yarn", "ntk"), ("gpt2", "sinusoidal", "none")])
 def test_a_config_that_claims_another_patch(kind, scheme, claimed):
-    model = patched(kind, scheme)
-    model.config.posenc = copy.deepcopy(patched(kind, claimed).config.posenc)
+    model = patched_model(kind, scheme)
+    model.config.posenc = copy.deepcopy(patched_model(kind, claimed).config.posenc)
     unhealthy(model)
 
 
 @pytest.mark.parametrize("scheme", ["yarn", "alibi", "sinusoidal"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 def test_a_patch_that_the_config_does_not_tell_of(kind, scheme):
-    model = patched(kind, scheme)
+    model = patched_model(kind, scheme)
     del model.config.posenc
     unhealthy(model)
 
@@ -283,7 +283,7 @@ def test_a_record_that_cannot_be_read(record):
 
 @pytest.mark.parametrize("kernel", ["hf_posenc_sdpa", "hf_posenc_eager"])
 def test_a_mask_function_that_is_not_registered(kernel):
-    model = patched("llama", "alibi")
+    model = patched_model("llama", "alibi")
     model.set_attn_implementation(kernel)
     check_model(model)
     registered = AttentionMaskInterface._global_mapping
@@ -296,7 +296,7 @@ def test_a_mask_function_that_is_not_registered(kernel):
 
 
 def test_every_fault_is_told_at_once():
-    model = patched("llama", "alibi")
+    model = patched_model("llama", "alibi")
     model.set_attn_implementation("sdpa")
     with torch.no_grad():
         model.base_model.posenc_bias.slopes[0] = 0.3

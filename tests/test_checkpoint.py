@@ -11,7 +11,7 @@ import torch
 import transformers
 from cells import CELLS, KINDS, LENGTH, TEXT, options, tiny, tokens
 from safetensors.torch import load_file
-from stored_models import LLAMA3, LONG, assert_same_weights, config_of, disturbed, logits, patched
+from stored_models import LLAMA3, LONG, assert_same_weights, config_of, disturb, logits, patched_model
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -31,7 +31,7 @@ few_cells = pytest.mark.parametrize(("scheme", "kind"), [(s, k) for s, k in CELL
 
 @every_cell
 def test_what_is_saved_comes_back_exactly(scheme, kind, tmp_path):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     expected = logits(model, ids)
     save(model, tmp_path / "ours")
     model.save_pretrained(tmp_path / "theirs")
@@ -50,7 +50,7 @@ def test_what_is_saved_comes_back_exactly(scheme, kind, tmp_path):
 
 @few_cells
 def test_sharded_checkpoints_come_back_exactly(scheme, kind, tmp_path):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     save(model, tmp_path / "a", max_shard_size="15KB")
     assert len(list((tmp_path / "a").glob("model-*.safetensors"))) > 2
     assert torch.equal(logits(load(tmp_path / "a"), ids), logits(model, ids))
@@ -58,7 +58,7 @@ def test_sharded_checkpoints_come_back_exactly(scheme, kind, tmp_path):
 
 @few_cells
 def test_a_checkpoint_of_a_loaded_model_is_the_same_checkpoint(scheme, kind, tmp_path):
-    save(patched(scheme, kind), tmp_path / "a")
+    save(patched_model(scheme, kind), tmp_path / "a")
     save(load(tmp_path / "a"), tmp_path / "b")
     assert config_of(tmp_path / "a") == config_of(tmp_path / "b")
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_a_loaded_model_is_the_same_checkpoint(scheme, kind, tmp
 @pytest.mark.parametrize(("scheme", "kind"), [("yarn", "llama"), ("alibi", "llama"), ("learned", "gpt2")])
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 def test_the_dtype_may_be_left_to_the_checkpoint(name, scheme, kind, tmp_path):
-    model, ids = patched(scheme, kind).to(torch.bfloat16), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind).to(torch.bfloat16), tokens(2, LONG)
     save(model, tmp_path / "a")
     again = load(tmp_path / "a", **{name: "auto"})
     assert again.dtype == again.config.dtype == torch.bfloat16
@@ -78,7 +78,7 @@ def test_the_dtype_may_be_left_to_the_checkpoint(name, scheme, kind, tmp_path):
 
 @few_cells
 def test_dtype_is_passed_on(scheme, kind, tmp_path):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     save(model, tmp_path / "a")
     half = load(tmp_path / "a", dtype=torch.bfloat16)
     fp32 = fp32_names(half)
@@ -89,7 +89,7 @@ def test_dtype_is_passed_on(scheme, kind, tmp_path):
 
 @few_cells
 def test_a_half_precision_model_stays_what_it_is(scheme, kind, tmp_path):
-    model = disturbed(patch_model(tiny(kind).to(torch.bfloat16), scheme, **options(scheme)))
+    model = disturb(patch_model(tiny(kind).to(torch.bfloat16), scheme, **options(scheme)))
     save(model, tmp_path / "a")
     loaded = load(tmp_path / "a")
     assert loaded.dtype == torch.bfloat16
@@ -100,7 +100,7 @@ def test_a_half_precision_model_stays_what_it_is(scheme, kind, tmp_path):
 def test_the_kernel_under_ours_can_be_chosen(scheme, kind, tmp_path):
     original = tiny(kind)
     original.set_attn_implementation("eager")
-    model = disturbed(patch_model(original, scheme, **options(scheme)))
+    model = disturb(patch_model(original, scheme, **options(scheme)))
     save(model, tmp_path / "a")
     for kernel in ("eager", "sdpa"):
         loaded = load(tmp_path / "a", attn_implementation=kernel)
@@ -116,7 +116,7 @@ def test_the_kernel_under_ours_can_be_chosen(scheme, kind, tmp_path):
 @pytest.mark.parametrize("where", ["cpu", "auto", {"": "cpu"}])
 @pytest.mark.parametrize(("scheme", "kind"), [("t5", "llama"), ("yarn", "llama"), ("learned", "gpt2"), ("t5", "bert")])
 def test_device_map_is_passed_on(scheme, kind, where, tmp_path):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     save(model, tmp_path / "a", max_shard_size="15KB")
     assert torch.equal(logits(load(tmp_path / "a", device_map=where), ids), logits(model, ids))
 
@@ -125,7 +125,7 @@ def test_device_map_is_passed_on(scheme, kind, where, tmp_path):
 @pytest.mark.parametrize("scheme", ["yarn", "t5", "learned", "sinusoidal", "alibi"])
 @pytest.mark.filterwarnings("ignore:.*newly made")
 def test_another_head_can_be_loaded(scheme, kind, tmp_path):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     save(model, tmp_path / "a")
     with torch.no_grad():
         states = model.base_model(ids).last_hidden_state
@@ -142,7 +142,7 @@ def test_another_head_can_be_loaded(scheme, kind, tmp_path):
 @pytest.mark.parametrize("scheme", [None, "yarn", "alibi"])
 @pytest.mark.filterwarnings("ignore:.*newly made")
 def test_config_values_can_be_overridden_as_in_from_pretrained(scheme, tmp_path):
-    save(patched(scheme, "llama") if scheme else tiny("llama"), tmp_path / "a")
+    save(patched_model(scheme, "llama") if scheme else tiny("llama"), tmp_path / "a")
     loaded = load(tmp_path / "a", model_class=AutoModelForSequenceClassification, num_labels=3)
     assert loaded.config.num_labels == 3
 
@@ -152,7 +152,7 @@ def test_config_values_can_be_overridden_as_in_from_pretrained(scheme, tmp_path)
 @pytest.mark.filterwarnings("ignore:.*newly made")
 def test_headless_models_are_saved_and_loaded_too(scheme, kind, tmp_path):
     """Weights then have no prefix; a model with a head finds them all the same."""
-    full, ids = patched(scheme, kind), tokens(2, LONG)
+    full, ids = patched_model(scheme, kind), tokens(2, LONG)
     bare = full.base_model
     save(bare, tmp_path / "bare")
     loaded = load(tmp_path / "bare")
@@ -166,7 +166,7 @@ def test_headless_models_are_saved_and_loaded_too(scheme, kind, tmp_path):
 
 @pytest.mark.parametrize("scheme", TEXT)
 def test_tied_embeddings_stay_tied(scheme, tmp_path):
-    model = patched(scheme, "llama", tie_word_embeddings=True)
+    model = patched_model(scheme, "llama", tie_word_embeddings=True)
     save(model, tmp_path / "a")
     loaded = load(tmp_path / "a")
     assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
@@ -176,7 +176,7 @@ def test_tied_embeddings_stay_tied(scheme, tmp_path):
 @few_cells
 def test_with_the_package_imported_a_sealed_checkpoint_names_its_loader(scheme, kind, tmp_path):
     """And the others load as everywhere."""
-    model = patched(scheme, kind)
+    model = patched_model(scheme, kind)
     save(model, tmp_path / "a")
     auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
     if describe(model).portability.startswith("sealed"):
@@ -200,7 +200,7 @@ def test_unpatched_checkpoints_load_as_ever(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 @pytest.mark.parametrize("scheme", ["t5", "learned", "yarn"])
 def test_a_loaded_model_trains_and_saves_what_it_learned(scheme, kind, tmp_path):
-    save(patched(scheme, kind), tmp_path / "a")
+    save(patched_model(scheme, kind), tmp_path / "a")
     loaded, ids = load(tmp_path / "a"), tokens(2, LONG)
     optimizer = torch.optim.SGD(loaded.parameters(), lr=0.1)
     loaded(ids, labels=ids).loss.backward()
@@ -212,7 +212,7 @@ def test_a_loaded_model_trains_and_saves_what_it_learned(scheme, kind, tmp_path)
 
 
 def test_a_smaller_save_leaves_nothing_of_a_larger_one(tmp_path):
-    first, second = patched("t5", "llama"), patched("yarn", "llama", seed=1)
+    first, second = patched_model("t5", "llama"), patched_model("yarn", "llama", seed=1)
     save(first, tmp_path / "a", max_shard_size="15KB", portable=True)
     (tmp_path / "a" / "README.md").write_text("mine")
     (tmp_path / "a" / "notes").mkdir()
@@ -227,7 +227,7 @@ def test_a_smaller_save_leaves_nothing_of_a_larger_one(tmp_path):
 
 def test_save_follows_a_symlink(tmp_path):
     """Checkpoints are often links to a larger disk."""
-    model = patched("alibi", "llama")
+    model = patched_model("alibi", "llama")
     (tmp_path / "disk" / "real").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "real")
     save(model, tmp_path / "link")
@@ -239,7 +239,7 @@ def test_save_follows_a_symlink(tmp_path):
 
 def test_paths_may_be_relative_or_new(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = patched("t5", "llama")
+    model = patched_model("t5", "llama")
     for path in ("plain", "deep/er/still", "./here/"):
         save(model, path)
         assert torch.equal(logits(load(path), tokens(2, LENGTH)), logits(model, tokens(2, LENGTH)))
@@ -247,7 +247,7 @@ def test_paths_may_be_relative_or_new(tmp_path, monkeypatch):
 
 def test_save_as_a_process_that_is_not_the_main_one_destroys_nothing(tmp_path):
     """Under DDP every rank calls save; only one writes."""
-    model = patched("t5", "llama")
+    model = patched_model("t5", "llama")
     save(model, tmp_path / "a")
     save(model, tmp_path / "a", is_main_process=False)
     assert torch.equal(logits(load(tmp_path / "a"), tokens(2, LENGTH)), logits(model, tokens(2, LENGTH)))
@@ -260,7 +260,7 @@ def test_save_refuses_what_is_no_model(tmp_path):
 
 
 def test_save_refuses_a_model_that_is_not_what_its_config_says(tmp_path):
-    model = patched("alibi", "llama")
+    model = patched_model("alibi", "llama")
     save(model, tmp_path / "a")
     before = (tmp_path / "a" / "config.json").read_bytes()
     model.set_attn_implementation("sdpa")
@@ -271,7 +271,7 @@ def test_save_refuses_a_model_that_is_not_what_its_config_says(tmp_path):
 
 
 def test_base_is_for_adapters(tmp_path):
-    save(patched("yarn", "llama"), tmp_path / "a")
+    save(patched_model("yarn", "llama"), tmp_path / "a")
     with pytest.raises(PosencError, match="base="):
         load(tmp_path / "a", base=tiny("llama"))
 
@@ -331,7 +331,7 @@ def test_portable_checkpoints_open_with_trust_remote_code(tmp_path):
     cells = [("alibi", "llama"), ("t5", "gpt2"), ("rope", "bert"), ("dynamic_ntk", "qwen2"), ("yarn", "llama")]
     ids = tokens(2, LONG)
     for scheme, kind in cells:
-        model, name = patched(scheme, kind), f"{scheme}-{kind}"
+        model, name = patched_model(scheme, kind), f"{scheme}-{kind}"
         save(model, tmp_path / name, portable=True)
         save_file({"ids": ids, "logits": logits(model, ids)}, tmp_path / f"{name}.logits")
         assert torch.equal(logits(load(tmp_path / name), ids), logits(model, ids))
@@ -344,7 +344,7 @@ def test_portable_checkpoints_open_with_trust_remote_code(tmp_path):
 
 
 def test_a_given_config_is_heeded_or_refused(tmp_path):
-    model = patched("alibi", "llama")
+    model = patched_model("alibi", "llama")
     save(model, tmp_path / "a")
     config = AutoConfig.from_pretrained(tmp_path / "a", use_cache=False, rms_norm_eps=1e-3)
     loaded = load(tmp_path / "a", config=config)
@@ -365,14 +365,14 @@ def test_a_given_config_is_heeded_or_refused(tmp_path):
 
 
 def test_portable_without_the_permission_is_refused(tmp_path):
-    save(patched("alibi", "llama"), tmp_path / "a", portable=True)
+    save(patched_model("alibi", "llama"), tmp_path / "a", portable=True)
     with pytest.raises(Exception, match=r"trust_remote_code|hf_posenc"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "a", trust_remote_code=False)
 
 
 @pytest.mark.parametrize("scheme", ["alibi", "yarn"])
 def test_load_never_runs_the_code_of_a_checkpoint(scheme, tmp_path):
-    save(patched(scheme, "llama"), tmp_path / "a", portable=True)
+    save(patched_model(scheme, "llama"), tmp_path / "a", portable=True)
     marker = tmp_path / "ran"
     for file in (tmp_path / "a").glob("*.py"):
         file.write_text(f"open({str(marker)!r}, 'w').close()\n" + file.read_text())

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import command, forked
+from forked import command, fork
 from typer.main import get_command
 
 from hf_posenc import SCHEMES
 from hf_posenc.cli.main import app
 from hf_posenc.families import FAMILIES
-from hf_posenc.families.verified import verified
+from hf_posenc.families.verified import verified_families
 from hf_posenc.patching.grades import KINDS, MEANING, cells, table_markdown
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,7 @@ def asked(tmp_path):
     """What a command prints, without the seconds that a start takes."""
 
     def run(*arguments: str, columns: int = 200) -> str:
-        process = forked(command(*arguments), tmp_path / "said", COLUMNS=str(columns), NO_COLOR="1")
+        process = fork(command(*arguments), tmp_path / "said", COLUMNS=str(columns), NO_COLOR="1")
         process.join(120)
         said = (tmp_path / "said").read_text()
         assert process.exitcode == 0, said
@@ -73,8 +73,8 @@ def test_families_lists_every_model_type(asked):
 def test_verified_families_are_listed_offline(asked):
     listed = asked("families", "--verified")
     words = set(listed.split())
-    assert set(verified()["families"]) <= words
-    assert f"{len(verified()['families'])} model types" in listed
+    assert set(verified_families()["families"]) <= words
+    assert f"{len(verified_families()['families'])} model types" in listed
 
 
 def test_names_are_whole_on_a_narrow_terminal(asked):
@@ -117,7 +117,7 @@ def test_make_docs_writes_the_table(tmp_path):
     for script in (ROOT / "docs").glob("*.py"):
         shutil.copy(script, tmp_path / "docs")
     page.write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
-    process = forked(partial(run_script, tmp_path / "docs" / "tables.py"))
+    process = fork(partial(run_script, tmp_path / "docs" / "tables.py"))
     process.join(120)
     assert process.exitcode == 0
     written = page.read_text()

@@ -34,7 +34,7 @@ def run(*arguments):
     return done
 
 
-def refused(*arguments) -> str:
+def error_of(*arguments) -> str:
     done = run(*arguments)
     assert done.exit_code == 2, done.stdout + done.stderr
     return done.stderr
@@ -107,9 +107,9 @@ def test_an_adapter_on_the_model_of_the_package(adapter, tmp_path):
 def test_a_folder_of_the_same_name_is_not_mistaken_for_it(tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
-    told = refused("describe", "tiny")
+    told = error_of("describe", "tiny")
     assert "./tiny for the folder" in told and model_path(os.path.realpath(find_tiny())) in told
-    assert "holds no config.json" in refused("describe", "./tiny")
+    assert "holds no config.json" in error_of("describe", "./tiny")
 
 
 def find_tiny() -> str:
@@ -140,7 +140,7 @@ def no_network(monkeypatch):
 @pytest.mark.parametrize("command", ["describe", "eval", "compare"])
 def test_a_hub_that_cannot_be_reached_is_told_from_one_without_the_model(command, no_network):
     more = {"eval": PASSKEY, "compare": ("--schemes", "ntk", "--target-length", "1k", *PASSKEY)}.get(command, ())
-    told = refused(command, "some-organisation/Some-Model-3.2-1B", *more)
+    told = error_of(command, "some-organisation/Some-Model-3.2-1B", *more)
     assert "cannot be asked: [Errno -2] Name or service not known" in told
     assert "hf download some-organisation/Some-Model-3.2-1B" in told
     assert "is not a checkpoint" not in told
@@ -151,18 +151,18 @@ def test_a_mistyped_folder_is_answered_with_the_right_one(no_network, tmp_path, 
     (tmp_path / "long-stories").mkdir()
     monkeypatch.chdir(tmp_path)
     for typed in (("describe", "long-storys"), ("patch", "long-storys", "out", "--scheme", "yarn", "--factor", 2)):
-        assert "did you mean 'long-stories'?" in refused(*typed)
+        assert "did you mean 'long-stories'?" in error_of(*typed)
     for typed in (("describe", "runs/a/b"), ("patch", "runs/a/b", "out", "--scheme", "yarn", "--factor", 2)):
-        told = refused(*typed)
+        told = error_of(*typed)
         assert "There is no folder 'runs/a/b'" in told and "hf download" not in told
-    assert "is not a directory: nothing of that name is there" in refused("describe", "./long-storys")
-    assert "is not a directory: nothing of that name is there" in refused("describe", tmp_path / LONG)
+    assert "is not a directory: nothing of that name is there" in error_of("describe", "./long-storys")
+    assert "is not a directory: nothing of that name is there" in error_of("describe", tmp_path / LONG)
 
 
 def test_without_leave_to_ask_the_hub_is_not_asked(monkeypatch):
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "_troubles", {})
-    assert "cannot be asked: HF_HUB_OFFLINE is set" in refused("describe", "nobody/nothing")
+    assert "cannot be asked: HF_HUB_OFFLINE is set" in error_of("describe", "nobody/nothing")
     with pytest.raises(PosencError, match="local_files_only is set"):
         load("nobody/nothing", local_files_only=True)
 
@@ -195,18 +195,18 @@ def test_what_the_hub_says_is_passed_on(monkeypatch):
 
 
 def test_a_model_of_a_hub_is_fetched_before_it_is_patched_on_disk(tmp_path):
-    told = refused("patch", "somebody/model", tmp_path / "out", "--scheme", "alibi")
+    told = error_of("patch", "somebody/model", tmp_path / "out", "--scheme", "alibi")
     assert "hf download somebody/model" in told
 
 
 def test_an_adapter_is_merged_before_it_is_patched(adapter, tmp_path):
-    told = refused("patch", adapter, tmp_path / "out", "--scheme", "alibi")
+    told = error_of("patch", adapter, tmp_path / "out", "--scheme", "alibi")
     assert f"hf-posenc merge {adapter} MERGED" in told and not (tmp_path / "out").exists()
 
 
 def test_what_is_no_adapter_is_told_before_weights_are_loaded(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_posenc.checkpoints.merge.load", lambda *a, **k: pytest.fail("loaded"))
-    assert "holds no adapter to merge" in refused("merge", folder / "plain", tmp_path / "out")
+    assert "holds no adapter to merge" in error_of("merge", folder / "plain", tmp_path / "out")
 
 
 # Text
@@ -226,7 +226,7 @@ def test_text_that_cannot_be_read(name, content, told, tmp_path):
     path.parent.mkdir()
     if content is not None:
         path.write_bytes(content)
-    said = refused("eval", "tiny", "--lengths", 64, "--text", path)
+    said = error_of("eval", "tiny", "--lengths", 64, "--text", path)
     assert told in said and str(path) in said
     if name in ("latin.txt", "wide.txt"):
         assert f"-t UTF-8 {path} > " in said and "iconv -f " in said
@@ -261,7 +261,7 @@ def test_text_without_leave_to_read_it(tmp_path):
     path = tmp_path / "secret.txt"
     path.write_text("secret")
     path.chmod(0)
-    assert f"{path} cannot be read: Permission denied" in refused("eval", "tiny", "--lengths", 64, "--text", path)
+    assert f"{path} cannot be read: Permission denied" in error_of("eval", "tiny", "--lengths", 64, "--text", path)
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_text_without_leave_to_read_it(tmp_path):
     ],
 )
 def test_lists_with_spaces(more, told):
-    assert told in refused("compare", "tiny", *more, "--target-length", "1k")
+    assert told in error_of("compare", "tiny", *more, "--target-length", "1k")
 
 
 def test_a_pattern_that_the_shell_has_expanded(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(STORY)
-    told = refused("eval", "tiny", "--lengths", 64, "--text", folder / "book.txt", other)
-    assert "quote the pattern: --text 'books/*.txt'" in told
+    told = error_of("eval", "tiny", "--lengths", 64, "--text", folder / "book.txt", other)
+    assert "quote a pattern: --text 'books/*.txt'" in told
 
 
 # What is told beside figures
@@ -289,13 +289,13 @@ def test_a_changed_option_is_told_alone(folder, tmp_path):
     given = ("eval", folder / "plain", "--text", folder / "book.txt", "--out", tmp_path / "a.jsonl")
     given += ("--lengths", 600, "--windows", 2, "--scored", 8)
     assert run(*given).exit_code == 0
-    told = refused(*given, "--tasks", "perplexity,passkey")
+    told = error_of(*given, "--tasks", "perplexity,passkey")
     assert "options changed (tasks: perplexity -> perplexity,passkey)." in told and len(told) < 400
-    told = refused(*given[:-4], "--windows", 3, "--scored", 8)
+    told = error_of(*given[:-4], "--windows", 3, "--scored", 8)
     assert "options changed (windows: 2 -> 3)." in told
     (tmp_path / "book.txt").write_text(STORY[::-1])
     given = [tmp_path / "book.txt" if word == folder / "book.txt" else word for word in given]
-    assert "text changed (the contents of book.txt)." in refused(*given)
+    assert "text changed (the contents of book.txt)." in error_of(*given)
 
 
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(folder, tmp_path, monkeypatch):

@@ -36,6 +36,17 @@ def test_a_config_names_the_attention_that_runs(kind, monkeypatch):
     assert len(seen) == 2, f"{models.ATTENTION} no longer says which function attends: a patch would have no effect"
 
 
+def test_a_value_that_differs_between_layers_is_the_largest():
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 8, "global_head_dim": 16}
+    made = getattr(transformers, "Gemma4TextConfig", None)
+    if made is None or not hasattr(made, "per_layer_config"):
+        pytest.skip("this transformers has one value for all layers")
+    config = made(num_hidden_layers=2, hidden_size=48, **kinds)
+    assert models.value_of(config, "head_dim") == 16, "per_layer_config is no longer where layers say their own values"
+    assert models.value_of(config, "hidden_size") == 48
+    assert models.value_of(config, "no_such_value") is None
+
+
 def test_masks_are_known_by_the_name_of_the_attention():
     assert models.has_mask_function("sdpa") and models.has_mask_function("hf_posenc_sdpa")
     assert not models.has_mask_function("nobody's")
@@ -99,7 +110,7 @@ def test_a_family_that_an_older_release_builds_otherwise_is_refused(monkeypatch)
     config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32)
     model = transformers.ViTModel(config)
     monkeypatch.setattr(sys.modules["hf_posenc.families.places"], "release", lambda: (5, 21))
-    with pytest.raises(UnsupportedModel, match=r"needs 5\.22 or later"):
+    with pytest.raises(UnsupportedModel, match=r"you need 5\.22 or later"):
         patch_model(model, "sinusoidal")
 
 

@@ -16,7 +16,7 @@ def close(value: float) -> object:
     return pytest.approx(value, rel=1e-5)
 
 
-def patched(kind: str, scheme: str, **given) -> transformers.PreTrainedModel:
+def patched_model(kind: str, scheme: str, **given) -> transformers.PreTrainedModel:
     return patch_model(tiny(kind), scheme, **(given or options(scheme)))
 
 
@@ -84,7 +84,7 @@ def native(does, kind: str) -> bool:
 
 @pytest.mark.parametrize("scheme, kind", CELLS)
 def test_patched_models(scheme, kind):
-    model, does = patched(kind, scheme), effect(scheme, kind)
+    model, does = patched_model(kind, scheme), effect(scheme, kind)
     told, text = describe(model), str(describe(model))
     inside = (
         does.bias is not None or does.pattern is not None or (does.rotation is not None and not native(does, kind))
@@ -107,7 +107,7 @@ def test_patched_models(scheme, kind):
 
 @pytest.mark.parametrize("scheme", TEXT)
 def test_the_text_holds_the_numbers(scheme):
-    told = describe(patched("llama", scheme))
+    told = describe(patched_model("llama", scheme))
     lines = labelled(str(told))
     for name in ("rope_theta", "effective_theta", "shortest_wavelength", "longest_wavelength", "attention_scaling"):
         value, label = getattr(told, name), name.replace("_", " ")
@@ -126,7 +126,7 @@ def labelled(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("factor", [2.0, 4.0, 16.0])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "bert"])
 def test_ntk_raises_theta(kind, factor):
-    told = describe(patched(kind, "ntk", factor=factor))
+    told = describe(patched_model(kind, "ntk", factor=factor))
     raised = THETA * factor ** (DIM / (DIM - 2))
     assert told.effective_theta == close(raised)
     assert told.shortest_wavelength == close(2 * math.pi)
@@ -136,7 +136,7 @@ def test_ntk_raises_theta(kind, factor):
 
 
 def test_ntk_with_its_own_alpha():
-    told = describe(patched("llama", "ntk", factor=4.0, alpha=8.0))
+    told = describe(patched_model("llama", "ntk", factor=4.0, alpha=8.0))
     assert told.effective_theta == close(THETA * 8 ** (DIM / (DIM - 2)))
     assert told.factor == 4.0
 
@@ -144,7 +144,7 @@ def test_ntk_with_its_own_alpha():
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0, 32.0])
 def test_yarn(kind, factor):
-    told = describe(patched(kind, "yarn", factor=factor))
+    told = describe(patched_model(kind, "yarn", factor=factor))
     assert told.attention_scaling == close(0.1 * math.log(factor) + 1)
     assert told.longest_wavelength == close(factor * wavelength(PAIRS - 1))
     assert told.rope_theta == THETA
@@ -153,7 +153,7 @@ def test_yarn(kind, factor):
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_linear(kind):
-    told = describe(patched(kind, "linear", target_length=96))
+    told = describe(patched_model(kind, "linear", target_length=96))
     assert told.factor == close(3.0)
     assert told.shortest_wavelength == close(3 * 2 * math.pi)
     assert told.longest_wavelength == close(3 * wavelength(PAIRS - 1))
@@ -162,14 +162,14 @@ def test_linear(kind):
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_proportional_turns_the_fastest_pairs(kind):
-    told = describe(patched(kind, "proportional", partial_rotary_factor=0.5))
+    told = describe(patched_model(kind, "proportional", partial_rotary_factor=0.5))
     assert told.pairs == 2
     assert told.longest_wavelength == close(wavelength(1))
     assert told.effective_theta == close(THETA)
 
 
 def test_dynamic_ntk_is_described_as_it_stands_within_the_trained_length():
-    told = describe(patched("llama", "dynamic_ntk", target_length=128))
+    told = describe(patched_model("llama", "dynamic_ntk", target_length=128))
     assert told.effective_theta == close(THETA)
     assert told.factor == 4.0
 
@@ -177,7 +177,7 @@ def test_dynamic_ntk_is_described_as_it_stands_within_the_trained_length():
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("scheme", ["rope", "dynamic_ntk", "yarn", "longrope", "proportional"])
 def test_a_theta_of_ones_own(scheme, kind):
-    told = describe(patched(kind, scheme, rope_theta=500.0, **options(scheme)))
+    told = describe(patched_model(kind, scheme, rope_theta=500.0, **options(scheme)))
     assert told.rope_theta == 500.0
     assert told.shortest_wavelength == close(2 * math.pi)
     if scheme in ("rope", "dynamic_ntk"):
@@ -185,17 +185,17 @@ def test_a_theta_of_ones_own(scheme, kind):
 
 
 def test_trained_length_is_what_the_user_said():
-    told = describe(patched("llama", "yarn", trained_length=16, target_length=64))
+    told = describe(patched_model("llama", "yarn", trained_length=16, target_length=64))
     assert (told.trained_length, told.target_length, told.factor) == (16, 64, 4.0)
 
 
 def test_the_table_and_the_bias_are_named():
-    assert "LearnedTable(128" in describe(patched("gpt2", "learned")).table
-    assert "SinusoidTable" in describe(patched("llama", "sinusoidal")).table
-    assert "ZeroTable" in describe(patched("bert", "alibi")).table
-    assert "LinearBias(heads=4, causal=True)" in describe(patched("gpt2", "alibi")).bias
-    assert "LinearBias(heads=4, causal=False)" in describe(patched("bert", "alibi")).bias
-    assert "buckets=32" in describe(patched("bert", "t5")).bias
+    assert "LearnedTable(128" in describe(patched_model("gpt2", "learned")).table
+    assert "SinusoidTable" in describe(patched_model("llama", "sinusoidal")).table
+    assert "ZeroTable" in describe(patched_model("bert", "alibi")).table
+    assert "LinearBias(heads=4, causal=True)" in describe(patched_model("gpt2", "alibi")).bias
+    assert "LinearBias(heads=4, causal=False)" in describe(patched_model("bert", "alibi")).bias
+    assert "buckets=32" in describe(patched_model("bert", "t5")).bias
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -215,7 +215,7 @@ def test_unpatched_is_described_as_if_nothing_had_been(kind):
     "scheme, kind", [(None, "llama"), ("yarn", "llama"), ("yarn", "gpt2"), ("dynamic_ntk", "llama")]
 )
 def test_describe_reads_the_live_frequencies(scheme, kind):
-    model = tiny(kind) if scheme is None else patched(kind, scheme)
+    model = tiny(kind) if scheme is None else patched_model(kind, scheme)
     before = describe(model)
     with torch.no_grad():
         live_frequencies(model)[-1] /= 2

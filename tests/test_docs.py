@@ -119,4 +119,4 @@ def test_the_reference_is_what_the_code_says():
     sys.path.insert(0, str(DOCS))
     import api_pages
 
-    assert api_pages.FILE.read_text("utf-8") == api_pages.made(), "run `make docs`"
+    assert api_pages.FILE.read_text("utf-8") == api_pages.make_page(), "run `make docs`"

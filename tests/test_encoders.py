@@ -31,7 +31,7 @@ def encoder(kind: str):
     return AutoModelForMaskedLM.from_config(config).eval()
 
 
-def said(model, ids):
+def logits_of(model, ids):
     with torch.no_grad():
         return model(ids).logits
 
@@ -40,7 +40,7 @@ def table_of(length: int = 12, size: int = 5) -> torch.Tensor:
     return torch.randn(length, size, generator=torch.Generator().manual_seed(0))
 
 
-def resized(table, rows, how):
+def resize(table, rows, how):
     return hierarchical_rows(table, rows, 0.4) if how == "hierarchical" else RESIZE[how](table, rows)
 
 
@@ -78,7 +78,7 @@ def test_cubic_rows_are_scipys_hermite_spline(times):
 def test_trained_rows_are_the_tables_own_to_the_last_bit(how, rows):
     """Every row that is called trained is a row of the table; where the first come first, all of them are."""
     table = table_of()
-    made, trained = resized(table, rows, how), TRAINED[how](12, rows)
+    made, trained = resize(table, rows, how), TRAINED[how](12, rows)
     own = table if how in KEEPING else table[torch.arange(rows)[trained] * 12 // rows]
     assert torch.equal(made[trained], own)
     if how in KEEPING:
@@ -94,13 +94,13 @@ def test_trained_rows_are_the_tables_own_to_the_last_bit(how, rows):
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_short_texts_are_read_as_before_where_that_is_promised(kind, how):
     model, ids = encoder(kind), tokens(2, LENGTH)
-    before = said(model, ids)
+    before = logits_of(model, ids)
     if kind == "mpnet":  # its own bias is taken away
-        before = said(patch_model(encoder(kind), "learned"), ids)
+        before = logits_of(patch_model(encoder(kind), "learned"), ids)
     patch_model(model, "learned", target_length=LONG, resize=how)
-    assert torch.equal(said(model, ids), before) == (how in KEEPING)
-    assert said(model, tokens(1, LONG)).isfinite().all()
-    with pytest.raises(PosencError, match=f"holds {LONG}"):
+    assert torch.equal(logits_of(model, ids), before) == (how in KEEPING)
+    assert logits_of(model, tokens(1, LONG)).isfinite().all()
+    with pytest.raises(PosencError, match=f"has {LONG} rows"):
         model(tokens(1, LONG + 1))
 
 

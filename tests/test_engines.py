@@ -83,7 +83,7 @@ def test_measurements_replace_what_was_said_of_their_cells(tmp_path):
     assert (
         len(record_entries([Entry("tei", *new.cell[1:4], "untried", "source", "1", "2026-12-01")], file)) == count + 1
     )
-    with pytest.raises(PosencError, match=r"has 'fine' in .*known: right, refuses, wrong, untried"):
+    with pytest.raises(PosencError, match=r"the unknown value 'fine' in .*Known: right, refuses, wrong, untried"):
         record_entries([Entry(*new.cell[:4], "fine", "measured", "9.9", "2026-12-01")], file)
 
 

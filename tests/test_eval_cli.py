@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from evaluated import STORY, bytes_tokenizer, reader
-from forked import command, forked
+from forked import command, fork
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
@@ -196,7 +196,7 @@ def test_lengths_that_are_none(asked, no_work, lengths):
         ("plain", "yarn,yarm", 64, "Did you mean 'yarn'"),
         ("plain", "yarn,yarn", 64, "once"),
         ("plain", "linear", 16, "shorter than the trained length 32"),
-        ("table", "alibi,rerope", 64, "'window' and 'sparse' work here"),
+        ("table", "alibi,rerope", 64, "Use 'window' or 'sparse'"),
         ("patched", "yarn", 64, "unpatched model"),
         ("adapter", "yarn", 64, "unpatched model"),
     ],
@@ -367,7 +367,7 @@ def test_an_interrupt_keeps_what_is_done(folder, tmp_path):
     given = ["compare", folder / "plain", "--schemes", "self_extend,none", "--text", folder / "book.txt"]
     given += ["--target-length", 1024, "--lengths", "256,512,1k", "--protocol", "sliding", "--stride", 32]
     given += ["--max-tokens", 1500, "--batch-size", 1, "--out", out]
-    running = forked(command(*given), tmp_path / "said")
+    running = fork(command(*given), tmp_path / "said")
     end = time.monotonic() + 300
     while time.monotonic() < end and (not out.exists() or out.read_bytes().count(b"\n") < 2):
         time.sleep(0.02)

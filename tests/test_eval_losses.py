@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cells import _SIZES, CAUSAL_CELLS, LENGTH, options, tiny, tokens
-from forked import peak_of, returned
+from forked import peak_of, result_of
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from hf_posenc import PosencError, patch_model
@@ -148,5 +148,5 @@ def memory_of_losses(way):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own account of memory")
 def test_memory_is_a_third_of_the_plain_loop():
-    ours, plain = (returned(partial(memory_of_losses, way)) for way in ("ours", "plain"))
+    ours, plain = (result_of(partial(memory_of_losses, way)) for way in ("ours", "plain"))
     assert plain > 500 and ours < plain / 3

@@ -158,7 +158,7 @@ def test_more_windows_than_the_text_holds_are_refused():
     "protocol, given, told",
     [
         ("sliding", {"windows": 4}, "does not use windows; last would"),
-        ("last", {"max_tokens": 100}, "does not heed max_tokens; sliding, yarn would"),
+        ("last", {"max_tokens": 100}, "does not use max_tokens; sliding, yarn would"),
         ("lost", {}, "Did you mean 'last'"),
         ("yarn", {}, "this tokenizer has none"),
         ("sliding", {"stride": 100}, "skips tokens"),

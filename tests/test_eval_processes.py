@@ -13,7 +13,7 @@ import psutil
 import pytest
 from evaluated import STORY
 from forked import command as forked_command
-from forked import fork_two, forked
+from forked import fork, fork_two
 
 ROOT = Path(__file__).parent.parent
 ALONE = {key: value for key, value in os.environ.items() if key not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
@@ -21,7 +21,7 @@ ENVIRONMENT = {**ALONE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 SCHEMES = "yarn,self_extend,alibi"
 
 
-def asked(out: Path, text: Path) -> list[str]:
+def command_line(out: Path, text: Path) -> list[str]:
     measured = ["--target-length", "1k", "--lengths", "384,768", "--tasks", "perplexity,shift,passkey"]
     sizes = ["--windows", "5", "--trials", "2", "--depths", "0,0.5,1", "--device", "cpu"]
     return ["compare", "tiny", "--schemes", SCHEMES, *measured, *sizes, "--text", str(text), "--out", str(out)]
@@ -31,7 +31,7 @@ def launch(out: Path, text: Path, *more: str) -> list[str]:
     """Two processes, as users start them."""
     config = ROOT / "recipes" / "accelerate" / "cpu.yaml"
     given = ["--config_file", str(config), "--num_processes", "2", "--main_process_port", "0", "-m", "hf_posenc"]
-    return [sys.executable, "-m", "accelerate.commands.launch", *given, *asked(out, text), *more]
+    return [sys.executable, "-m", "accelerate.commands.launch", *given, *command_line(out, text), *more]
 
 
 def launcher(out: Path, text: Path) -> Callable[[], None]:
@@ -55,7 +55,7 @@ def text(tmp_path_factory):
 
 def measure(out: Path, text: Path, said: Path) -> BaseProcess:
     """One process that measures, without the seconds that a start takes."""
-    return forked(forked_command(*asked(out, text)), said)
+    return fork(forked_command(*command_line(out, text)), said)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def goes_on(out: Path, alone: Path, text: Path) -> None:
 
 def test_a_run_whose_worker_was_killed_goes_on_with_another_number_of_processes(alone, text, tmp_path):
     out = tmp_path / "killed.jsonl"
-    launched = forked(launcher(out, text), **ENVIRONMENT)
+    launched = fork(launcher(out, text), **ENVIRONMENT)
     wait_for_the_middle(out, launched.is_alive)
     family = psutil.Process(launched.pid).children(recursive=True)
     workers = {p.environ()["LOCAL_RANK"]: p for p in family if p.environ().get("LOCAL_RANK")}
@@ -118,7 +118,7 @@ def test_a_run_whose_worker_was_killed_goes_on_with_another_number_of_processes(
 
 def test_a_run_that_was_killed_whole_goes_on_with_another_number_of_processes(alone, text, tmp_path):
     out = tmp_path / "killed.jsonl"
-    workers = fork_two(forked_command(*asked(out, text)), tmp_path)
+    workers = fork_two(forked_command(*command_line(out, text)), tmp_path)
     wait_for_the_middle(out, lambda: all(worker.is_alive() for worker in workers))
     for worker in workers:
         worker.kill()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cells import tiny
 from evaluated import STORY, bytes_tokenizer, document, reader
-from forked import command, forked
+from forked import command, fork
 from transformers import AutoModel
 from typer.testing import CliRunner
 
@@ -309,7 +309,7 @@ def test_a_killed_run_goes_on(folder, tmp_path):
     out = tmp_path / "run.jsonl"
     given = ["eval", folder / "plain", "--text", folder / "book.txt", "--lengths", "128,256,512,1k,1500"]
     given += ["--protocol", "sliding", "--max-tokens", "2k", "--batch-size", 1, "--stride", 64]
-    process = forked(command(*given, "--out", out))
+    process = fork(command(*given, "--out", out))
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and (not out.exists() or out.read_bytes().count(b"\n") < 3):
         time.sleep(0.02)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_posenc import PosencError, load, patch_model
 from hf_posenc.evaluation import Options, Reading, evaluate, shift, standings, tokenized
-from hf_posenc.evaluation.measures.shift import cut_apart, shift_losses
+from hf_posenc.evaluation.measures.shift import cut_passages, shift_losses
 from hf_posenc.models import model_path
 
 FEW = Reading(windows=4, scored=15)
@@ -53,7 +53,7 @@ def test_alibi_forgets_what_is_far_and_is_flat_from_there_on():
     model, text = patch_model(tiny("llama"), "alibi"), [document(400)]
     found = losses(shift(model, text, (LENGTH, 30_000, 60_000, 120_000), reading=FEW))
     assert found[30_000] == found[60_000] == found[120_000] != found[LENGTH]
-    _, passages = cut_apart(text, LENGTH, FEW, None)
+    _, passages = cut_passages(text, LENGTH, FEW, None)
     with torch.no_grad():
         alone = model(passages).logits[:, :-1].float()  # as if nothing had been before
     assert found[120_000] == pytest.approx(float(F.cross_entropy(alone.mT, passages[:, 1:])), abs=1e-4)

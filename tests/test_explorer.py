@@ -94,7 +94,7 @@ def opened(request, browser, pages):
     return browser, models[request.param]
 
 
-def near(found, expected):
+def assert_near(found, expected):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         if other is None or isinstance(other, str) or (isinstance(other, float) and math.isnan(other)):
@@ -103,7 +103,7 @@ def near(found, expected):
             assert one == pytest.approx(float(other), rel=1e-6, abs=1e-6)
 
 
-def asked(browser, name, options, times=4.0, temperature=""):
+def ask_page(browser, name, options, times=4.0, temperature=""):
     state = {"scheme": name, "times": times, "options": options, "temperature": temperature}
     # Infinity is no JSON
     found = browser.run(
@@ -130,7 +130,7 @@ def test_what_the_page_shows_is_what_schemes_compute(opened, moved):
     for name in CONTROLS:
         options = MOVED.get(name, {}) if moved else {}
         times = TIMES.get(name, 4.0)
-        found = asked(browser, name, options, times)
+        found = ask_page(browser, name, options, times)
         try:
             sample = SCHEMES[name].from_options({"factor": 4.0} if SCHEMES[name].extends else {})
             geometry = next(iter(measure(where, sample, "extend").values()))
@@ -157,11 +157,11 @@ def compare(name, scheme, geometry, effect, target, found):
     if "table" in found:
         table = effect.table.module(None, torch.zeros(1)).vectors(torch.arange(64)[:, None])[:, :64]
         for row, expected in zip(found["table"], table.tolist(), strict=True):
-            near(row, expected)
+            assert_near(row, expected)
     if "rows" in found:
         own = torch.arange(float(geometry.trained_length), dtype=torch.float64)[:, None]
         made = RESIZE[scheme.resize or "linear"](own, target)[found["rows"]["x"], 0]
-        near(found["rows"]["y"], made.tolist())
+        assert_near(found["rows"]["y"], made.tolist())
 
 
 def compare_rotation(geometry, rotation, target, found):
@@ -170,13 +170,13 @@ def compare_rotation(geometry, rotation, target, found):
         stage = rotation.stage(torch.tensor(target))
         growth = float(rotation.growth(stage.double()))
         after = [f * math.exp(-growth * w) for f, w in zip(after, rotation.weights, strict=True)]
-    near(found["rotation"]["after"], after)
-    near([found["rotation"]["scaling"]], [rotation.attention_scaling])
+    assert_near(found["rotation"]["after"], after)
+    assert_near([found["rotation"]["scaling"]], [rotation.attention_scaling])
     seen = [min(1, geometry.trained_length * f / (2 * math.pi)) for f in found["rotation"]["before"]]
-    near(found["rotation"]["seen"], seen)
-    near(found["rotation"]["asked"], [min(1, target * f / (2 * math.pi)) for f in after])
+    assert_near(found["rotation"]["seen"], seen)
+    assert_near(found["rotation"]["asked"], [min(1, target * f / (2 * math.pi)) for f in after])
     for d, value in list(zip(found["score"]["x"], found["score"]["curves"][1][1], strict=True))[::20]:
-        near([value], [sum(math.cos(d * f) for f in after) / len(after)])
+        assert_near([value], [sum(math.cos(d * f) for f in after) / len(after)])
     if found["config"] is not None:
         same_config(found["config"], rotation.rope_parameters)
 
@@ -184,21 +184,21 @@ def compare_rotation(geometry, rotation, target, found):
 def compare_bias(geometry, bias, target, found):
     if bias.of_content:
         said = bias(torch.zeros(1, 1, geometry.hidden_size, dtype=torch.float64), 0)[0, 0, 0].item()
-        near(found["score"]["curves"][0][1], [said * d for d in found["score"]["x"]])
+        assert_near(found["score"]["curves"][0][1], [said * d for d in found["score"]["x"]])
         return
     x = torch.tensor(found["score"]["x"], dtype=torch.float64)
     last = torch.tensor([[target - 1.0]], dtype=torch.float64)
     values = bias(last, (target - 1 - x)[None], torch.float64)[0, :, 0].detach()
     for label, curve in found["score"]["curves"]:
-        near(curve, values[int(label.split()[1])].tolist())
+        assert_near(curve, values[int(label.split()[1])].tolist())
 
 
 def compare_pattern(pattern, target, found):
     at = torch.tensor(found["keys"]["at"])
     for row, expected in zip(found["keys"]["cells"], told_distances(pattern, at, at), strict=True):
-        near(row, expected)
+        assert_near(row, expected)
     last = told_distances(pattern, torch.tensor([target - 1]), target - 1 - torch.tensor(found["told"]["x"]))
-    near(found["told"]["y"], last[0])
+    assert_near(found["told"]["y"], last[0])
 
 
 def told_distances(pattern, query, key):
@@ -214,42 +214,42 @@ def same_config(found, expected):
     assert set(found) == set(expected)
     for key, value in expected.items():
         if isinstance(value, list | tuple):
-            near(found[key], value)
+            assert_near(found[key], value)
         elif isinstance(value, bool | str):
             assert found[key] == value
         else:
-            near([found[key]], [value])
+            assert_near([found[key]], [value])
 
 
 def test_temperatures_are_those_of_the_package(opened):
     browser, model = opened
     where = places(model)
     for kind in ("log", "drope", "llama4", "ministral"):
-        found = asked(browser, "alibi", {}, 4.0, kind)
+        found = ask_page(browser, "alibi", {}, 4.0, kind)
         geometry = next(iter(measure(where, SCHEMES["alibi"](temperature=kind, factor=4.0), "extend").values()))
         scheme = SCHEMES["alibi"](target_length=4 * geometry.trained_length, temperature=kind)
         made = scheme.effect_on(geometry).temperature
         expected = made(torch.tensor([found["temperature"]["x"]]).float())[0, 0].tolist()
-        near(found["temperature"]["y"], expected)
+        assert_near(found["temperature"]["y"], expected)
 
 
 def test_the_reach_is_where_the_first_pair_leaves_its_angles(browser, pages):
     browser.open(pages[0] / "llama.html", width=1280)
-    assert asked(browser, "rope", {})["reach"] == 64
-    assert asked(browser, "linear", {})["reach"] == pytest.approx(256, abs=1)
-    assert asked(browser, "self_extend", {"window": 16, "group": 8})["reach"] == (64 - 16) * 8 + 16
-    assert asked(browser, "alibi", {})["reach"] == "none"
-    assert 64 < asked(browser, "ntk", {})["reach"] < 256  # falls short, as it is known to
-    assert asked(browser, "ntk", {"alpha": "cover"})["reach"] >= 255
+    assert ask_page(browser, "rope", {})["reach"] == 64
+    assert ask_page(browser, "linear", {})["reach"] == pytest.approx(256, abs=1)
+    assert ask_page(browser, "self_extend", {"window": 16, "group": 8})["reach"] == (64 - 16) * 8 + 16
+    assert ask_page(browser, "alibi", {})["reach"] == "none"
+    assert 64 < ask_page(browser, "ntk", {})["reach"] < 256  # falls short, as it is known to
+    assert ask_page(browser, "ntk", {"alpha": "cover"})["reach"] >= 255
 
 
 def test_the_numbers_are_on_the_page_and_so_is_what_to_copy(browser, pages):
     browser.open(pages[0] / "llama.html", width=1280)
-    found = asked(browser, "yarn", {"beta_fast": 16})
+    found = ask_page(browser, "yarn", {"beta_fast": 16})
     rows = browser.run(
         "[...document.querySelectorAll('#numbers tbody tr')].map(r => [...r.cells].map(c => +c.textContent))"
     )
-    near([row[2] for row in rows], found["rotation"]["after"])
+    assert_near([row[2] for row in rows], found["rotation"]["after"])
     command = browser.run("document.getElementById('command').textContent")
     assert command == "hf-posenc patch llama llama-long --scheme yarn --target-length 256 --option beta_fast=16"
     assert json.loads(browser.run("document.getElementById('config').textContent"))["rope_parameters"]["factor"] == 4
@@ -264,7 +264,7 @@ def test_the_numbers_are_on_the_page_and_so_is_what_to_copy(browser, pages):
 def test_the_page_fits_and_can_be_read(browser, pages, width, dark):
     browser.open(pages[0] / "llama.html", width=width, dark=dark)
     for name in ("yarn", "sparse", "alibi", "sinusoidal", "learned"):
-        asked(browser, name, {}, temperature="log")
+        ask_page(browser, name, {}, temperature="log")
         assert browser.run("document.documentElement.scrollWidth") <= width
         shown = browser.run(
             "[...document.querySelectorAll('figure:not([hidden])')].map(f => f.getBoundingClientRect().width)"
@@ -299,7 +299,7 @@ def test_nothing_is_fetched_and_nothing_complains(browser, pages):
         file = pages[0] / f"{name}.html"
         browser.open(file, width=1280)
         for scheme in CONTROLS:
-            asked(browser, scheme, {})
+            ask_page(browser, scheme, {})
         assert {url.partition("#")[0] for url in browser.requests()} <= {file.as_uri(), "data:,"}
         assert browser.complaints() == []
         assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)|@import|https?:""", file.read_text("utf-8"))

@@ -12,7 +12,7 @@ from cells import LENGTH, VOCAB, options, tiny, tokens
 from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
-from stored_models import LLAMA3, LONG, config_of, logits, patched
+from stored_models import LLAMA3, LONG, config_of, logits, patched_model
 from transformers import AutoModel, AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -195,7 +195,7 @@ def test_a_failure_leaves_the_checkpoint_that_was_there_whole(name, sources, tmp
 @pytest.mark.parametrize("second", ["ntk", "t5"])
 @pytest.mark.parametrize("first", ["yarn", "t5", "learned"])
 def test_a_patched_rotary_checkpoint_is_patched_from_its_original(first, second, tmp_path):
-    save(patched(first, "llama"), tmp_path / "a")
+    save(patched_model(first, "llama"), tmp_path / "a")
     patch_checkpoint(tmp_path / "a", tmp_path / "b", second, **options(second))
     fresh = patch_model(tiny("llama"), second, **options(second))
     loaded = load(tmp_path / "b")
@@ -208,7 +208,7 @@ def test_a_patched_rotary_checkpoint_is_patched_from_its_original(first, second,
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.parametrize("first", ["none", "alibi", "learned"])
 def test_a_patched_table_checkpoint_is_refused(first, kind, tmp_path):
-    save(patched(first, kind), tmp_path / "a")
+    save(patched_model(first, kind), tmp_path / "a")
     done = command("patch", tmp_path / "a", tmp_path / "b", "--scheme", "t5")
     assert done.exit_code == 2
     assert "patch the original checkpoint" in done.output
@@ -271,7 +271,7 @@ def test_mistakes_are_answered_and_write_nothing(mistake, sources, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_describe_reads_what_the_loaded_model_does(scheme, kind, tmp_path, monkeypatch):
-    save(patched(scheme, kind), tmp_path / "a", max_shard_size="15KB")
+    save(patched_model(scheme, kind), tmp_path / "a", max_shard_size="15KB")
     expected = describe(load(tmp_path / "a"))
     for file in (tmp_path / "a").glob("*.safetensors"):
         file.unlink()  # not needed

@@ -12,9 +12,9 @@ import pytest
 import safetensors.torch
 import torch
 from cells import LENGTH, tokens
-from forked import forked
+from forked import fork
 from peft import LoraConfig, get_peft_model
-from stored_models import logits, patched
+from stored_models import logits, patched_model
 
 from hf_posenc import PosencError, load, save
 from hf_posenc.checkpoints.on_disk import patch_checkpoint
@@ -44,7 +44,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(what, after, whole,
     target = tmp_path / "a"
     shutil.copytree(whole / "alibi", target)
     before = snapshot(target)
-    model = patched("t5", "llama")
+    model = patched_model("t5", "llama")
     if what == "adapter":
         model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
         model.add_adapter("b", LoraConfig(target_modules=["q_proj"]))
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(what, after, whole,
     assert os.listdir(tmp_path) == ["a"]
     assert snapshot(target) == before
     monkeypatch.undo()
-    expected = logits(patched("alibi", "llama"), tokens(2, LENGTH))
+    expected = logits(patched_model("alibi", "llama"), tokens(2, LENGTH))
     assert torch.equal(logits(load(target), tokens(2, LENGTH)), expected)
 
 
@@ -73,13 +73,13 @@ def test_an_interrupt_leaves_no_litter(tmp_path, monkeypatch):
 
     monkeypatch.setattr("transformers.modeling_utils.safe_save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save(patched("t5", "llama"), tmp_path / "a")
+        save(patched_model("t5", "llama"), tmp_path / "a")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_record_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     """An adapter saved by PEFT itself, without our staging."""
-    model = get_peft_model(patched("yarn", "llama"), LoraConfig(target_modules=["q_proj"]))
+    model = get_peft_model(patched_model("yarn", "llama"), LoraConfig(target_modules=["q_proj"]))
     model.save_pretrained(tmp_path / "a")
     before = (tmp_path / "a" / "posenc.json").read_bytes()
 
@@ -102,7 +102,7 @@ def save_in_turns(first, second, target):
 
 def contestants():
     """Two models that differ in scheme, in weights and in their files."""
-    return patched("t5", "llama"), patched("yarn", "llama", seed=1)
+    return patched_model("t5", "llama"), patched_model("yarn", "llama", seed=1)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_kill_in_the_middle_of_saving_leaves_one_or_the_other(tmp_path):
     save(models[0], target)
     moments, seen = random.Random(0), set()
     for _ in range(2):
-        process = forked(partial(save_in_turns, *models, target))
+        process = fork(partial(save_in_turns, *models, target))
         try:
             for _ in range(5):  # stopped in the midst of it, what lies there is as whole as after a kill
                 time.sleep(moments.uniform(0.02, 0.3))

@@ -140,7 +140,7 @@ def test_an_encoder_and_decoder_that_nobody_described_is_refused():
 
 
 @torch.no_grad()
-def heard(model, answer):
+def speech_outputs(model, answer):
     sound = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(1))
     seen = model.get_encoder()(sound).last_hidden_state
     return seen, model(encoder_outputs=(seen,), decoder_input_ids=answer).logits
@@ -152,9 +152,9 @@ def heard(model, answer):
 )
 def test_whisper_is_patched_in_its_decoder_alone(scheme):
     model, answer = two_stacks("whisper"), tokens(2, 20)
-    seen, own = heard(model, answer)
+    seen, own = speech_outputs(model, answer)
     patch_model(model, scheme)
-    still, said = heard(model, answer)
+    still, said = speech_outputs(model, answer)
     assert torch.equal(still, seen) and apart(own, said) > 0.01
     with torch.no_grad():
         twin = two_stacks("whisper")
@@ -168,7 +168,7 @@ def test_whisper_is_patched_in_its_decoder_alone(scheme):
 
 
 @torch.no_grad()
-def looked(model):
+def vision_states(model):
     size = model.config.vision_config.image_size
     picture = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
     return model.model.vision_tower(picture).last_hidden_state
@@ -177,17 +177,17 @@ def looked(model):
 @pytest.mark.parametrize("scheme", ["yarn", "alibi"])
 def test_the_text_part_is_patched_and_the_eye_is_not(scheme, tmp_path):
     model, ids = tiny_model("gemma3"), tokens(2, 40)
-    own, picture, vision = logits(model, ids), looked(model), model.config.vision_config.to_dict()
+    own, picture, vision = logits(model, ids), vision_states(model), model.config.vision_config.to_dict()
     patch_model(model, scheme, **({"factor": 4.0} if scheme == "yarn" else {}))
     check_model(model)
     said = logits(model, ids)
     assert apart(own, said) > 0.01
-    assert torch.equal(looked(model), picture) and model.config.vision_config.to_dict() == vision
+    assert torch.equal(vision_states(model), picture) and model.config.vision_config.to_dict() == vision
     touched = [name for name, part in model.named_modules() if "posenc_link" in vars(part)]
     assert all("language_model" in name for name in touched) and bool(touched) == (scheme == "alibi")
     save(model, tmp_path / "saved")
     loaded = load(tmp_path / "saved").eval()
-    assert torch.equal(logits(loaded, ids), said) and torch.equal(looked(loaded), picture)
+    assert torch.equal(logits(loaded, ids), said) and torch.equal(vision_states(loaded), picture)
     raw = json.loads((tmp_path / "saved" / "config.json").read_text())
     kinds = {"yarn": "yarn", "alibi": "hf_posenc"}
     assert raw["text_config"]["rope_parameters"]["full_attention"]["rope_type"] == kinds[scheme]

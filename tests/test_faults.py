@@ -33,7 +33,7 @@ def edit(path, change, file="config.json"):
     (path / file).write_text(json.dumps(data))
 
 
-def refused(path, *words, **arguments):
+def assert_refused(path, *words, **arguments):
     """That `load` raises a PosencError with these words in it."""
     with pytest.raises(PosencError) as caught:
         load(path, **arguments)
@@ -58,14 +58,14 @@ NOT_JSON = {
 def test_files_that_are_no_json_object(name, file, text, damaged):
     path = damaged(name)
     (path / file).write_bytes(NOT_JSON[text])
-    refused(path, str(path / file))
+    assert_refused(path, str(path / file))
 
 
 @pytest.mark.parametrize("text", ["empty", "truncated", "binary", "a list"])
 def test_an_adapter_config_that_is_no_json_object(text, damaged):
     path = damaged("adapter")
     (path / "adapter_config.json").write_bytes(NOT_JSON[text])
-    refused(path, "adapter_config.json")
+    assert_refused(path, "adapter_config.json")
 
 
 FOREIGN = {
@@ -83,16 +83,16 @@ def test_foreign_records(kind, damaged):
     data, reason = FOREIGN[kind]
     adapter, model = damaged("adapter"), damaged("yarn")
     (adapter / "posenc.json").write_text(json.dumps(data))
-    refused(adapter, reason)
+    assert_refused(adapter, reason)
     edit(model, lambda config: config.update(posenc=data))
-    refused(model, reason)
+    assert_refused(model, reason)
 
 
 @pytest.mark.parametrize("value", [None, 5, "yarn", [], [{"format": 1}]])
 def test_a_record_is_an_object(value, damaged):
     path = damaged("yarn")
     edit(path, lambda config: config.update(posenc=value))
-    refused(path, "JSON object")
+    assert_refused(path, "JSON object")
 
 
 def at(*keys, value=None, drop=False):
@@ -140,7 +140,7 @@ def test_faulty_records(fault, damaged):
     change, reason = RECORDS[fault]
     path = damaged("yarn")
     edit(path, change)
-    refused(path, reason)
+    assert_refused(path, reason)
     with pytest.raises(PosencError):
         describe_checkpoint(path)
 
@@ -150,7 +150,7 @@ def test_faulty_records(fault, damaged):
 def test_a_seed_that_is_none(name, seed, damaged):
     path = damaged(name)
     edit(path, at("posenc", "options", "seed", value=seed))
-    refused(path, "seed")
+    assert_refused(path, "seed")
 
 
 CONTRADICTIONS = {
@@ -193,28 +193,28 @@ def test_configs_that_contradict_themselves(fault, damaged):
     name, change, reason = CONTRADICTIONS[fault]
     path = damaged(name)
     edit(path, change)
-    refused(path, reason)
+    assert_refused(path, reason)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"])
 def test_sizes_that_are_not_those_of_the_weights(key, damaged):
     path = damaged("yarn")
     edit(path, lambda config: config.update({key: 2 * config[key]}))
-    refused(path)
+    assert_refused(path)
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5-gpt2"])
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention", "hf_posenc_sdpa"])
 def test_kernels_that_a_sealed_scheme_cannot_run_on(name, kernel, whole):
-    refused(whole / name, "sdpa", attn_implementation=kernel)
+    assert_refused(whole / name, "sdpa", attn_implementation=kernel)
 
 
 def test_directories_that_are_no_checkpoint(tmp_path, whole):
-    refused(tmp_path, "not a checkpoint")
+    assert_refused(tmp_path, "not a checkpoint")
     (tmp_path / "file").write_text("")
-    refused(tmp_path / "file", "not a directory")
-    refused(tmp_path / "missing", "not a directory")
-    refused("no-such-organisation/no-such-model", "no-such-organisation/no-such-model")
+    assert_refused(tmp_path / "file", "not a directory")
+    assert_refused(tmp_path / "missing", "not a directory")
+    assert_refused("no-such-organisation/no-such-model", "no-such-organisation/no-such-model")
     with pytest.raises(PosencError, match="is a file"):
         save(load(whole / "yarn"), tmp_path / "file")
     for source in (tmp_path, tmp_path / "missing", tmp_path / "file"):
@@ -229,7 +229,7 @@ def test_a_missing_shard(damaged):
     path = damaged("shards")
     shards = sorted(path.glob("model-*.safetensors"))
     shards[1].unlink()
-    refused(path, shards[1].name)
+    assert_refused(path, shards[1].name)
     with pytest.raises(PosencError, match=shards[1].name):
         patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
 
@@ -238,7 +238,7 @@ def test_a_missing_shard(damaged):
 def test_an_index_that_is_none(index, damaged):
     path = damaged("shards")
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(path)
+    assert_refused(path)
     with pytest.raises(PosencError):
         patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
 
@@ -249,7 +249,7 @@ def test_truncated_weights(name, size, damaged):
     path = damaged(name)
     weights = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(weights[:size])
-    refused(path, "model.safetensors")
+    assert_refused(path, "model.safetensors")
     with pytest.raises(PosencError, match=r"model\.safetensors"):
         patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
 
@@ -262,9 +262,9 @@ def test_parameters_of_a_scheme_that_are_not_there(name, key, damaged):
     tensors = load_file(path / "model.safetensors")
     own = tensors.pop(key)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    refused(path, key, "not whole")
+    assert_refused(path, key, "not whole")
     save_file({**tensors, key: own[:-1].clone()}, path / "model.safetensors", metadata={"format": "pt"})
-    refused(path, key, "shape")
+    assert_refused(path, key, "shape")
 
 
 def with_table(path, change):
@@ -279,14 +279,14 @@ def with_table(path, change):
 def test_a_table_that_is_too_short(name, damaged):
     path = damaged(name)
     with_table(path, lambda table: table[:8].clone())
-    refused(path, "wpe")
+    assert_refused(path, "wpe")
 
 
 def test_a_table_that_is_not_there(damaged):
     """A new random one would be a model that knows other positions."""
     path = damaged("learned-gpt2")
     with_table(path, lambda table: None)
-    refused(path, "wpe")
+    assert_refused(path, "wpe")
 
 
 def test_a_table_to_patch_that_is_not_there(damaged):
@@ -302,7 +302,7 @@ def test_pickled_weights_are_not_loaded(name, damaged):
     path = damaged(name)
     torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
     (path / "model.safetensors").unlink()
-    refused(path, "Pickled weights are not loaded")
+    assert_refused(path, "Pickled weights are not loaded")
     with pytest.raises(PosencError, match="Pickled"):
         patch_checkpoint(path, path.with_name("out"), "yarn", factor=2.0)
 
@@ -312,13 +312,13 @@ def test_faulty_adapters(damaged, whole):
     torch.save({}, path / "adapter_model.bin")
     weights = (path / "adapter_model.safetensors").read_bytes()
     (path / "adapter_model.safetensors").unlink()
-    refused(path, "Pickled weights are not loaded")
+    assert_refused(path, "Pickled weights are not loaded")
     (path / "adapter_model.safetensors").write_bytes(weights)
     edit(path, lambda adapter: adapter.update(base_model_name_or_path=None), "adapter_config.json")
-    refused(path, "base=")
+    assert_refused(path, "base=")
     assert load(path, base=whole / "llama")
     edit(path, lambda adapter: adapter.update(base_model_name_or_path=str(path / "gone")), "adapter_config.json")
-    refused(path, "gone")
+    assert_refused(path, "gone")
     with pytest.raises(PosencError):
         merge(path, path.with_name("out"))
     assert not path.with_name("out").exists()
@@ -328,7 +328,7 @@ def test_faulty_adapters(damaged, whole):
 def test_a_base_model_whose_name_is_none(value, damaged):
     path = damaged("adapter")
     edit(path, lambda adapter: adapter.update(base_model_name_or_path=value), "adapter_config.json")
-    refused(path, "base")
+    assert_refused(path, "base")
     with pytest.raises(PosencError):
         describe_checkpoint(path)
 

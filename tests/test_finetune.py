@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import forked
+from forked import fork
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -161,7 +161,7 @@ def resumable(output: Path, text: str) -> list[str]:
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole, capsys):
     output = tmp_path / "run"
     words = ["tiny_yarn", *resumable(output, text)]
-    process, until = forked(partial(main, words)), time.monotonic() + 240
+    process, until = fork(partial(main, words)), time.monotonic() + 240
     while not (output / "checkpoint-2" / "manifest.json").exists() and time.monotonic() < until:
         time.sleep(0.02)
     process.kill()

@@ -26,7 +26,7 @@ STRANGERS = [
 ]
 
 
-def disturbed(model):
+def disturb(model):
     """Parameters that are not what their scheme starts them with, as after training."""
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.requires_grad):
@@ -49,7 +49,7 @@ def edit_config(folder, change):
 
 @pytest.mark.parametrize(("name", "family"), CELLS)
 def test_a_checkpoint_comes_back_exactly(name, family, tmp_path):
-    model = disturbed(patched_images(name, family))
+    model = disturb(patched_images(name, family))
     save(model, tmp_path / "a")
     loaded = load(tmp_path / "a")
     check_model(loaded)
@@ -108,7 +108,7 @@ def test_another_head_and_shards(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_of_clip(name, tmp_path):
     scheme, options = NAMES[name]
-    model = disturbed(patch_model(whole_clip(), scheme, **options))
+    model = disturb(patch_model(whole_clip(), scheme, **options))
     save(model, tmp_path / "a")
     loaded = load(tmp_path / "a")
     assert torch.equal(states(loaded, pixels(2, *WIDE)), states(model, pixels(2, *WIDE)))
@@ -143,7 +143,7 @@ def test_adapters_carry_their_scheme(name, module, tmp_path):
     patch_model(base, *NAMES[name][:1], **NAMES[name][1])
     saved = [module] if module else None
     settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, modules_to_save=saved)
-    adapted = disturbed(get_peft_model(base, settings))
+    adapted = disturb(get_peft_model(base, settings))
     save(adapted, tmp_path / "adapter")
     with torch.no_grad():
         expected = adapted(pixels(2, *WIDE)).logits
@@ -265,7 +265,7 @@ def ways_of(name):
 
 
 def jobs_for(name, family, folder):
-    model = disturbed(patched_images(name, family))
+    model = disturb(patched_images(name, family))
     save(model, folder / f"{name}-{family}")
     side, jobs = 48 if name == "learned" else 32, {}
     for way in ways_of(name):

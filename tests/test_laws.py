@@ -25,21 +25,21 @@ from cells import (
     projections,
     tiny,
     tokens,
-    trained,
+    trained_parameters,
 )
 from comparisons import (
     LONG,
     anatomy,
+    assert_same,
     assert_same_model,
     in_chunks,
     is_absolute,
     is_identity,
     logits,
-    padded,
-    patched,
+    padded_batch,
+    patched_model,
     plain_logits,
     resizes,
-    same,
     where_they_stand,
 )
 from peft import LoraConfig, get_peft_model
@@ -80,7 +80,7 @@ def test_output_changes_and_unpatching_restores_every_bit(scheme, kind):
 def test_no_two_schemes_are_alike_past_the_trained_length(kind):
     """A scheme whose mechanism is not in place is some other scheme, most often `none`."""
     ids = tokens(1, LONG)
-    outputs = {scheme: logits(patched(scheme, kind), ids) for scheme in SCHEMES if (scheme, kind) in CELLS}
+    outputs = {scheme: logits(patched_model(scheme, kind), ids) for scheme in SCHEMES if (scheme, kind) in CELLS}
     names = list(outputs)
     for i, one in enumerate(names):
         for other in names[:i]:
@@ -98,7 +98,7 @@ def test_a_table_that_keeps_its_rows_changes_nothing_within_them(kind, resize):
 def test_patching_anew_equals_patching_once(scheme, kind):
     names = [name for name in SCHEMES if (name, kind) in CELLS]
     before = names[names.index(scheme) - 1]
-    fresh, model = patched(scheme, kind), patched(before, kind)
+    fresh, model = patched_model(scheme, kind), patched_model(before, kind)
     logits(model, tokens(1, LENGTH))
     patch_model(model, scheme, **options(scheme))
     assert_same_model(model, fresh)
@@ -114,7 +114,7 @@ def test_patching_anew_equals_patching_once(scheme, kind):
 def test_no_other_model_is_touched(scheme, kind):
     other = tiny(kind)
     untouched = anatomy(other)
-    model = patched(scheme, kind)
+    model = patched_model(scheme, kind)
     logits(model, tokens(1, LONG))
     assert anatomy(other) == untouched
     assert torch.equal(logits(other, tokens(2, LENGTH)), plain_logits(kind))
@@ -123,7 +123,7 @@ def test_no_other_model_is_touched(scheme, kind):
 
 @every_cell
 def test_copies_are_the_same_and_independent(scheme, kind):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     expected = logits(model, ids)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         check_model(twin)
@@ -136,7 +136,7 @@ def test_copies_are_the_same_and_independent(scheme, kind):
 
 @every_cell
 def test_check_model_notices_tampering(scheme, kind):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     check_model(model)
     expected = logits(model, ids)
     ours = model.config._attn_implementation
@@ -169,11 +169,11 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(scheme, kind):
 
 @every_causal_cell
 def test_cached_decoding_equals_a_full_pass(scheme, kind):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     full = logits(model, ids, use_cache=False)
-    same(logits(model, ids, use_cache=True), full)
-    same(in_chunks(model, ids, DynamicCache(config=model.config), [1] * LONG), full)
-    same(in_chunks(model, ids, DynamicCache(config=model.config), [1, 5, 17, 30, 2, 41]), full)
+    assert_same(logits(model, ids, use_cache=True), full)
+    assert_same(in_chunks(model, ids, DynamicCache(config=model.config), [1] * LONG), full)
+    assert_same(in_chunks(model, ids, DynamicCache(config=model.config), [1, 5, 17, 30, 2, 41]), full)
 
 
 def refuse_static(scheme, kind):
@@ -184,17 +184,17 @@ def refuse_static(scheme, kind):
 @every_causal_cell
 def test_decoding_with_a_static_cache_equals_a_full_pass(scheme, kind):
     refuse_static(scheme, kind)
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     full = logits(model, ids, use_cache=False)
     for chunks in ([LENGTH - 6] + [1] * (LONG - LENGTH + 6), [3, 25, 1, 40, 27]):
         cache = StaticCache(config=model.config, max_cache_len=LONG + 7)
-        same(in_chunks(model, ids, cache, chunks), full)
+        assert_same(in_chunks(model, ids, cache, chunks), full)
 
 
 @every_causal_cell
 def test_generation_past_the_trained_length(scheme, kind):
     """Greedy with a cache: each token is the likeliest one of a single pass over all of them."""
-    model, prompt = patched(scheme, kind), tokens(2, 5)
+    model, prompt = patched_model(scheme, kind), tokens(2, 5)
     made = model.generate(prompt, min_new_tokens=LONG, max_new_tokens=LONG, do_sample=False)
     assert made.shape == (2, LONG + 5)
     likeliest = logits(model, made, use_cache=False)
@@ -205,8 +205,8 @@ def test_generation_past_the_trained_length(scheme, kind):
 @every_causal_cell
 def test_generation_is_the_same_without_a_cache(scheme, kind):
     """Left-padded beams and greedy search that cross the trained length."""
-    model, new = patched(scheme, kind), 12
-    ids, mask, _ = padded([tokens(1, LENGTH - 5)[0], tokens(1, 9)[0]], "left")
+    model, new = patched_model(scheme, kind), 12
+    ids, mask, _ = padded_batch([tokens(1, LENGTH - 5)[0], tokens(1, 9)[0]], "left")
     for beams in (1, 3):
         settings = dict(attention_mask=mask, num_beams=beams, min_new_tokens=new, max_new_tokens=new, do_sample=False)
         cached = model.generate(ids, use_cache=True, **settings)
@@ -221,14 +221,14 @@ ROWS = [tokens(1, n, seed=n)[0] for n in (20, LENGTH + 5, LONG)]
 @every_cell
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_row_does_not_see_padding_or_its_neighbours(scheme, kind, side):
-    model = patched(scheme, kind)
-    ids, mask, places = padded(ROWS, side)
+    model = patched_model(scheme, kind)
+    ids, mask, places = padded_batch(ROWS, side)
     batched = [logits(model, ids, attention_mask=mask, position_ids=where_they_stand(mask))]
     if side == "right" or (kind not in CAUSAL and not is_absolute(scheme, kind)):
         batched.append(logits(model, ids, attention_mask=mask))  # positions need not be given
     for output in batched:
         for row, place, got in zip(ROWS, places, output, strict=True):
-            same(got[place], logits(model, row[None])[0])
+            assert_same(got[place], logits(model, row[None])[0])
 
 
 @every_causal_cell
@@ -236,10 +236,10 @@ def test_a_row_does_not_see_padding_or_its_neighbours(scheme, kind, side):
 def test_decoding_a_left_padded_batch_equals_each_row_alone(scheme, kind, cache_class):
     if cache_class is StaticCache:
         refuse_static(scheme, kind)
-    model, steps = patched(scheme, kind), 8
+    model, steps = patched_model(scheme, kind), 8
     rows = [tokens(1, n, seed=n)[0] for n in (7, LENGTH - 4, LENGTH + 15)]
     new = tokens(3, steps, seed=9)
-    ids, mask, _ = padded(rows, "left")
+    ids, mask, _ = padded_batch(rows, "left")
     width = ids.shape[1]
     mask = torch.cat([mask, torch.ones_like(new)], 1)
     positions, whole = where_they_stand(mask), torch.cat([ids, new], 1)
@@ -253,20 +253,20 @@ def test_decoding_a_left_padded_batch_equals_each_row_alone(scheme, kind, cache_
             inputs = dict(attention_mask=mask[:, : here.stop], position_ids=positions[:, here])
             parts.append(logits(model, whole[:, here], past_key_values=cache, use_cache=True, **inputs))
             start += count
-        same(torch.cat(parts, 1)[:, -steps:], torch.stack(alone))
+        assert_same(torch.cat(parts, 1)[:, -steps:], torch.stack(alone))
 
 
 # BERT as a decoder does not tell its mask about position_ids, so that packed documents would see each other.
 @pytest.mark.parametrize(("scheme", "kind"), [cell for cell in CAUSAL_CELLS if cell[1] != "bert_decoder"])
 def test_packed_documents_equal_each_alone(scheme, kind):
-    model = patched(scheme, kind)
+    model = patched_model(scheme, kind)
     batch = [[10, LENGTH + 8, 25], [LENGTH + 20, 3, 20]]
     ids = tokens(2, 75)
     positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in batch])
     packed = logits(model, ids, position_ids=positions, use_cache=False)
     for row, lengths, got in zip(ids, batch, packed, strict=True):
         alone = [logits(model, document[None], use_cache=False)[0] for document in row.split(lengths)]
-        same(got, torch.cat(alone))
+        assert_same(got, torch.cat(alone))
 
 
 # --- kernels and precision ---
@@ -274,16 +274,16 @@ def test_packed_documents_equal_each_alone(scheme, kind):
 
 @every_cell
 def test_eager_equals_sdpa(scheme, kind):
-    fused, eager = patched(scheme, kind), patched(scheme, kind, attn_implementation="eager")
+    fused, eager = patched_model(scheme, kind), patched_model(scheme, kind, attn_implementation="eager")
     names = [model.config._attn_implementation for model in (fused, eager)]
     assert names in (["hf_posenc_sdpa", "hf_posenc_eager"], ["sdpa", "eager"])
     check_model(eager)
-    ids, mask, places = padded(ROWS, "left")
+    ids, mask, places = padded_batch(ROWS, "left")
     inputs = dict(attention_mask=mask, position_ids=where_they_stand(mask))
     one, other = logits(fused, ids, **inputs), logits(eager, ids, **inputs)
     for place, a, b in zip(places, one, other, strict=True):
-        same(a[place], b[place])
-    same(logits(fused, ROWS[-1][None]), logits(eager, ROWS[-1][None]))
+        assert_same(a[place], b[place])
+    assert_same(logits(fused, ROWS[-1][None]), logits(eager, ROWS[-1][None]))
 
 
 def fp32_tensors(model):
@@ -304,7 +304,7 @@ def has_positions(scheme, kind):
 
 @every_cell
 def test_positions_stay_in_fp32_in_a_bf16_model(scheme, kind):
-    after, before = patched(scheme, kind).to(torch.bfloat16), tiny(kind).to(torch.bfloat16)
+    after, before = patched_model(scheme, kind).to(torch.bfloat16), tiny(kind).to(torch.bfloat16)
     patch_model(before, scheme, **options(scheme))
     for model in (after, before):
         check_model(model)
@@ -324,14 +324,14 @@ def test_positions_stay_in_fp32_in_a_bf16_model(scheme, kind):
     exact = tiny(kind).to(torch.bfloat16).float()
     if kind in ROTARY:  # plain transformers does not keep its own frequencies
         exact.model.rotary_emb = tiny(kind).model.rotary_emb
-    if not trained(scheme, kind) - fp32_names(after.base_model):
+    if not trained_parameters(scheme, kind) - fp32_names(after.base_model):
         patch_model(exact, scheme, **options(scheme))
         assert torch.equal(logits(after.float(), ids), logits(exact, ids))
 
 
 @every_cell
 def test_unpatching_follows_a_cast(scheme, kind):
-    model = unpatch_model(patched(scheme, kind).to(torch.bfloat16))
+    model = unpatch_model(patched_model(scheme, kind).to(torch.bfloat16))
     expected = tiny(kind).to(torch.bfloat16)
     assert_same_model(model, expected)
     mine, theirs = dict(model.named_buffers()), dict(expected.named_buffers())
@@ -346,7 +346,7 @@ def test_unpatching_follows_a_cast(scheme, kind):
 
 
 def trainable(scheme, kind):
-    return patched(scheme, kind, **no_dropout(kind)).train()
+    return patched_model(scheme, kind, **no_dropout(kind)).train()
 
 
 def loss_and_gradients(model, ids):
@@ -363,7 +363,7 @@ def test_gradients_reach_every_parameter_with_and_without_checkpointing(scheme, 
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
     ours = [name for name in gradients if "posenc" in name or name.removesuffix(".weight") == TABLES.get(kind)]
-    assert set(ours) == {f"{model.base_model_prefix}.{name}" for name in trained(scheme, kind)}
+    assert set(ours) == {f"{model.base_model_prefix}.{name}" for name in trained_parameters(scheme, kind)}
     assert all(gradients[name].abs().max() > 1e-6 for name in ours)
     model.gradient_checkpointing_enable()
     again, checkpointed = loss_and_gradients(model, ids)
@@ -389,7 +389,7 @@ def with_lora(model, kind, **settings):
 @every_cell
 def test_lora_adapters_work_before_and_after_merging(scheme, kind):
     ids = tokens(2, LONG)
-    base = patched(scheme, kind)
+    base = patched_model(scheme, kind)
     without = logits(base, ids)
     adapted = with_lora(base, kind)
     _, gradients = loss_and_gradients(adapted, ids)
@@ -398,20 +398,20 @@ def test_lora_adapters_work_before_and_after_merging(scheme, kind):
     assert (expected - without).abs().max() > 0.1
     if kind in CAUSAL:
         cache = DynamicCache(config=base.config)
-        same(in_chunks(adapted, ids, cache, [30, 1, 1, LONG - 32]), expected)
+        assert_same(in_chunks(adapted, ids, cache, [30, 1, 1, LONG - 32]), expected)
     merged = adapted.merge_and_unload()
     check_model(merged)
-    same(logits(merged, ids), expected)
+    assert_same(logits(merged, ids), expected)
 
 
-TRAINED = [(scheme, kind) for scheme, kind in CELLS if trained(scheme, kind)]
+TRAINED = [(scheme, kind) for scheme, kind in CELLS if trained_parameters(scheme, kind)]
 
 
 @pytest.mark.parametrize(("scheme", "kind"), TRAINED)
 def test_the_copy_that_peft_trains_is_the_one_in_use(scheme, kind):
-    ids, names = tokens(2, LONG), trained(scheme, kind)
+    ids, names = tokens(2, LONG), trained_parameters(scheme, kind)
     modules = sorted({place.rpartition(".")[2] for place in modules_of(scheme, kind)})
-    adapted = with_lora(patched(scheme, kind), kind, modules_to_save=modules)
+    adapted = with_lora(patched_model(scheme, kind), kind, modules_to_save=modules)
     before = logits(adapted, ids)
     _, gradients = loss_and_gradients(adapted, ids)
     mine = [name for name in gradients if ".modules_to_save." in name]
@@ -423,12 +423,12 @@ def test_the_copy_that_peft_trains_is_the_one_in_use(scheme, kind):
     assert (after - before).abs().max() > 0.1
     merged = adapted.merge_and_unload()
     check_model(merged)
-    same(logits(merged, ids), after)
+    assert_same(logits(merged, ids), after)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_learned_table_says_where_it_ends(kind):
-    model = patched("learned", kind)
+    model = patched_model("learned", kind)
     assert any(isinstance(m, LearnedTable) for m in model.modules() if isinstance(m, nn.Embedding))
     with pytest.raises(PosencError, match=str(4 * LENGTH)):
         model(torch.full((1, 4 * LENGTH + 1), VOCAB - 1))

@@ -43,13 +43,13 @@ def logits(model):
         return model(IDS).logits
 
 
-def patched(model, scheme, **options):
+def patch_quietly(model, scheme, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return patch_model(model, scheme, **options)
 
 
-def born(model):
+def model_from_config(model):
     """A model that was built from what the config of another says, with the same weights."""
     values = {k: v for k, v in copy.deepcopy(model.config).to_dict().items() if k != "posenc"}
     other = type(model)(type(model.config)(**values)).eval()
@@ -71,10 +71,10 @@ def test_every_such_type_is_what_one_is_that_was_born_so(kind):
         model = tiny_model(kind, rope=rope)
         own, noted = logits(model), scalings(model)
         for scheme, options in asked.items():
-            patched(model, scheme, **options)
+            patch_quietly(model, scheme, **options)
             check_model(model)
             assert describe(model).portability.startswith("config")
-            torch.testing.assert_close(logits(model), logits(born(model)), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(logits(model), logits(model_from_config(model)), atol=1e-5, rtol=1e-5)
             assert (scalings(model) == noted) == (scheme == "ntk")
             unpatch_model(model)
             assert torch.equal(logits(model), own) and scalings(model) == noted
@@ -87,7 +87,7 @@ def test_plain_transformers_agrees(tmp_path):
         cases[f"{kind} replaced"] = (SCALED, "ntk", {"factor": 4.0, "existing": "replace"})
         cases[f"{kind} tempered"] = (PLAIN, "yarn", TEMPERED)
         for name, (rope, scheme, options) in cases.items():
-            model = patched(tiny_model(kind, rope=rope), scheme, **options)
+            model = patch_quietly(tiny_model(kind, rope=rope), scheme, **options)
             folder = tmp_path / name
             save(model, folder)
             expected = logits(model)
@@ -103,16 +103,16 @@ def test_a_temperature_on_top_of_another_is_refused():
     model = tiny_model("deepseek_v3", rope=SCALED)
     before = scalings(model)
     with pytest.raises(UnsupportedCell, match="existing='replace' drops"):
-        patched(model, "yarn", **TEMPERED)
+        patch_quietly(model, "yarn", **TEMPERED)
     assert scalings(model) == before
-    patched(model, "yarn", **TEMPERED, existing="replace")
-    torch.testing.assert_close(logits(model), logits(born(model)), atol=1e-5, rtol=1e-5)
+    patch_quietly(model, "yarn", **TEMPERED, existing="replace")
+    torch.testing.assert_close(logits(model), logits(model_from_config(model)), atol=1e-5, rtol=1e-5)
 
 
 def test_what_is_sealed_keeps_what_its_layers_have_noted(tmp_path):
     model = tiny_model("deepseek_v3", rope=SCALED)
     before = scalings(model)
-    patched(model, "dynamic_ntk", factor=4.0)
+    patch_quietly(model, "dynamic_ntk", factor=4.0)
     check_model(model)
     assert scalings(model) == before
     save(model, tmp_path)
@@ -123,7 +123,7 @@ def test_what_is_sealed_keeps_what_its_layers_have_noted(tmp_path):
 def test_a_check_sees_it(scheme):
     model = tiny_model("deepseek_v3", rope=SCALED)
     if scheme is not None:
-        patched(model, scheme, factor=4.0)
+        patch_quietly(model, scheme, factor=4.0)
     check_model(model)
     layer = model.model.layers[-1].self_attn
     layer.scaling *= 2
@@ -135,16 +135,16 @@ def test_a_check_sees_it(scheme):
     model.model.layers[-1].self_attn.scaling *= 2
     if scheme is None:
         with pytest.raises(PosencError, match="changed by hand"):
-            patched(model, "rope")
+            patch_quietly(model, "rope")
 
 
 def test_others_are_written_as_ever():
-    model = patched(tiny("llama"), "yarn", **TEMPERED)
+    model = patch_quietly(tiny("llama"), "yarn", **TEMPERED)
     assert not model.config.rope_parameters.get("mscale_all_dim")
 
 
 def test_one_layer_of_a_kind_is_enough(monkeypatch):
     calls, build = [], layers.built_values
     monkeypatch.setattr(layers, "built_values", lambda *args: calls.append(1) or build(*args))
-    patched(tiny("llama", num_hidden_layers=12), "ntk", factor=4.0)
+    patch_quietly(tiny("llama", num_hidden_layers=12), "ntk", factor=4.0)
     assert len(calls) == 2

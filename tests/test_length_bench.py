@@ -40,12 +40,12 @@ def test_answers_are_right():
                 one, other = "".join(prompt).split("+")
                 assert len(one) == len(other) == length and int(one) + int(other) == int("".join(answer))
             elif task == "scan":
-                assert len(answer) == length and done_by(prompt) == answer
+                assert len(answer) == length and actions_of(prompt) == answer
             else:
                 assert len(prompt) == length and answer == (prompt[::-1] if task == "reverse" else prompt)
 
 
-def done_by(words):
+def actions_of(words):
     """What commands ask for, read one by one."""
     done = []
     for clause in " ".join(words).split(" and "):
@@ -73,9 +73,9 @@ def test_exact_match_is_that_of_greedy_decoding():
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     right = []
     for example in examples:
-        prompt = torch.tensor([example.ids[: -example.answered]])
+        prompt = torch.tensor([example.ids[: -example.answer_length]])
         made = model.generate(
-            prompt, max_new_tokens=example.answered, do_sample=False, eos_token_id=None, pad_token_id=0
+            prompt, max_new_tokens=example.answer_length, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         right.append(made[0].tolist() == example.ids)
     assert exact_match(model, examples) == sum(right) / len(right)

@@ -29,13 +29,13 @@ def name_of(requirement: str) -> str:
     return re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower()
 
 
-def brought(extra: str) -> set[str]:
+def modules_of_extra(extra: str) -> set[str]:
     """The modules that an extra brings, those of extras that it names included."""
     found = set()
     for requirement in PROJECT["optional-dependencies"][extra]:
         nested = re.fullmatch(r"hf-posenc\[(.*)\]", requirement)
         if nested:
-            found |= {module for inner in nested[1].split(",") for module in brought(inner)}
+            found |= {module for inner in nested[1].split(",") for module in modules_of_extra(inner)}
         else:
             found.add(IMPORTED.get(name_of(requirement), name_of(requirement)))
     return found
@@ -54,7 +54,7 @@ def test_a_patch_needs_three_packages():
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_brings_what_is_asked_of_it(extra):
-    assert set(EXTRAS[extra]) <= brought(extra)
+    assert set(EXTRAS[extra]) <= modules_of_extra(extra)
 
 
 def test_every_package_that_is_asked_for_is_in_the_extra_that_is_named():

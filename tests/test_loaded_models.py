@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cells import LENGTH, TEXT, effect, exists, options, tiny, tokens
-from stored_models import LONG, assert_same_weights, config_of, logits, patched
+from stored_models import LONG, assert_same_weights, config_of, logits, patched_model
 from transformers import (
     AutoModelForCausalLM,
 )
@@ -16,7 +16,7 @@ from hf_posenc import SCHEMES, PosencError, check_model, is_patched, load, patch
 def test_unpatching_a_loaded_rotary_model_gives_the_original(scheme, kind, tmp_path):
     original, ids = tiny(kind), tokens(2, LONG)
     expected, config = logits(original, ids), original.config.to_dict()
-    save(patched(scheme, kind), tmp_path / "a")
+    save(patched_model(scheme, kind), tmp_path / "a")
     loaded = unpatch_model(load(tmp_path / "a"))
     assert not is_patched(loaded)
     found = loaded.config.to_dict()
@@ -33,7 +33,7 @@ def test_unpatching_a_loaded_rotary_model_gives_the_original(scheme, kind, tmp_p
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_needs_the_lost_table_of_a_loaded_model_is_refused(scheme, kind, tmp_path):
-    save(patched(scheme, kind), tmp_path / "a")
+    save(patched_model(scheme, kind), tmp_path / "a")
     loaded = load(tmp_path / "a")
     before = logits(loaded, tokens(2, LENGTH))
     with pytest.raises(PosencError, match="position table that the model had"):
@@ -47,7 +47,7 @@ def test_what_needs_the_lost_table_of_a_loaded_model_is_refused(scheme, kind, tm
 @pytest.mark.parametrize("second", TEXT)
 @pytest.mark.parametrize("first", ["yarn", "learned"])
 def test_patching_a_loaded_rotary_model_equals_patching_the_original(first, second, tmp_path):
-    save(patched(first, "llama"), tmp_path / "a")
+    save(patched_model(first, "llama"), tmp_path / "a")
     again = patch_model(load(tmp_path / "a"), second, **options(second))
     fresh = patch_model(tiny("llama"), second, **options(second))
     check_model(again)
@@ -71,7 +71,7 @@ ANEW = [name for name in TEXT if exists(name, "gpt2") and not starts_from_a_tabl
 )
 def test_patching_a_loaded_table_model(first, second, kind, tmp_path):
     """Whatever does not start from the model's own table works as on the original, and saves."""
-    save(patched(first, kind), tmp_path / "a")
+    save(patched_model(first, kind), tmp_path / "a")
     again = patch_model(load(tmp_path / "a"), second, **options(second))
     fresh = patch_model(tiny(kind), second, **options(second))
     assert torch.equal(logits(again, tokens(2, LONG)), logits(fresh, tokens(2, LONG)))

@@ -47,7 +47,7 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def said(name: str, folder: Path) -> str:
+def output_of(name: str, folder: Path) -> str:
     """What a notebook prints, once all of its own assertions have held."""
     done = run(code(name), folder)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -100,7 +100,7 @@ def test_the_docs_lead_to_both(page):
 
 @pytest.mark.slow
 def test_a_model_is_extended(tmp_path):
-    printed = said(EXTEND, tmp_path)
+    printed = output_of(EXTEND, tmp_path)
     assert "trained at 256 tokens" in printed and "portability           config" in printed
     pattern = rf"^(unpatched|yarn): perplexity at (\d+): {FIGURE} ± {FIGURE}$"
     found = {(one, int(n)): float(value) for one, n, value, _ in re.findall(pattern, printed, flags=re.M)}
@@ -116,7 +116,7 @@ def test_a_model_is_extended(tmp_path):
 
 @pytest.mark.slow
 def test_a_scheme_is_written(tmp_path):
-    printed = said(WRITE, tmp_path)
+    printed = output_of(WRITE, tmp_path)
     assert "KneeBias(slope=(4,))" in printed and "sealed" in printed
     assert float(re.search(r"off the reference by at most (\S+)", printed)[1]) < 1e-4
     pattern = rf"^(unpatched|before training|after training): perplexity at 256: {FIGURE}, at 512: {FIGURE}$"

@@ -23,7 +23,7 @@ COARSE = 0.1
 """For what is computed in bfloat16, of which logits near 3 are 1/64 apart."""
 
 
-def loaded(folder, **kwargs):
+def load_with_base(folder, **kwargs):
     """`load`; the base of an adapter is the folder beside it that its config names."""
     adapter = folder / "adapter_config.json"
     if adapter.exists():
@@ -37,7 +37,7 @@ def metadata(folder):
 
 
 @torch.no_grad()
-def computed(model, folder):
+def outputs_of(model, folder):
     """What the model makes of the inputs that are kept in a folder."""
     texts = metadata(folder).get("texts")
     if texts is not None:
@@ -52,12 +52,12 @@ def assert_same(folder):
     if metadata(folder).get("texts") is not None:
         pytest.importorskip("sentence_transformers", reason="sentence-transformers is an extra, 'embed'")
     stored = load_file(folder / "expected.safetensors")
-    expected, model = stored["output"], loaded(folder)
+    expected, model = stored["output"], load_with_base(folder)
     assert describe(model).scheme == metadata(folder).get("scheme", describe(model).scheme)  # none: not patched
-    found, near = computed(model, folder), NEAR if expected.dtype == torch.float32 else COARSE
+    found, near = outputs_of(model, folder), NEAR if expected.dtype == torch.float32 else COARSE
     torch.testing.assert_close(found, expected, atol=near, rtol=near)
     if "output.float32" in stored:
-        found = computed(loaded(folder, dtype=torch.float32), folder)
+        found = outputs_of(load_with_base(folder, dtype=torch.float32), folder)
         torch.testing.assert_close(found, stored["output.float32"], atol=NEAR, rtol=NEAR)
 
 
@@ -90,4 +90,4 @@ def test_an_old_portable_checkpoint_opens_with_its_own_code(tmp_path, monkeypatc
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert describe(model).scheme == "alibi"
     expected = load_file(folder / "expected.safetensors")["output"]
-    torch.testing.assert_close(computed(model, folder), expected, atol=NEAR, rtol=NEAR)
+    torch.testing.assert_close(outputs_of(model, folder), expected, atol=NEAR, rtol=NEAR)

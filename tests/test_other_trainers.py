@@ -14,7 +14,7 @@ SIZES = (20, 11, 17, 9, 23, 14)
 SCHEMES = {"yarn": {"target_length": 1024}, "alibi": {}}
 
 
-def shown(heading: str) -> str:
+def code_under(heading: str) -> str:
     """The code under a heading of the docs."""
     text = (Path(__file__).parent.parent / "docs" / "trainers.md").read_text()
     found = re.search(rf"## {heading}\n.*?```(?:python|yaml)\n(.*?)```", text, re.S)
@@ -78,7 +78,7 @@ def test_what_is_shown_for_trl_runs_and_comes_back(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     dataset = Dataset.from_dict({"text": ["the sea " * 40, "a hill and a tree " * 30] * 4})
-    code = shown("TRL").replace('"meta-llama/Llama-3.2-1B"', '"tiny"').replace("32768", "1024")
+    code = code_under("TRL").replace('"meta-llama/Llama-3.2-1B"', '"tiny"').replace("32768", "1024")
     code = code.replace("max_length=1024", "max_length=256, max_steps=2, use_cpu=True, bf16=False, report_to='none'")
     exec(code, {"dataset": dataset})
     assert describe(load(tmp_path / "llama-32k", dtype=torch.float32)).scheme == "yarn"
@@ -90,7 +90,7 @@ def axolotl_manager():
     from axolotl.integrations.base import PluginManager
     from axolotl.utils.dict import DictDefault
 
-    cfg = DictDefault(yaml.safe_load(shown("axolotl")))
+    cfg = DictDefault(yaml.safe_load(code_under("axolotl")))
     manager = PluginManager.get_instance()
     for name in cfg.plugins:
         manager.register(name)

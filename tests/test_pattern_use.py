@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 from cells import LENGTH, tiny, tokens
-from forked import peak_of, returned
+from forked import peak_of, result_of
 from peft import LoraConfig, get_peft_model
 from sweep.shrink import tiny_model
-from test_patterns import cached, dca, lm_infinite, logits, rerope, self_extend, streaming, window
+from test_patterns import dca, lm_infinite, logits, logits_over_cache, rerope, self_extend, streaming, window
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
 from transformers.masking_utils import eager_mask
 
@@ -42,11 +42,11 @@ RULES = {
 GREEDY = dict(do_sample=False, min_new_tokens=12, max_new_tokens=12)
 
 
-def patched(scheme, kind="llama", **overrides):
+def patched_model(scheme, kind="llama", **overrides):
     return patch_model(tiny(kind, **overrides), scheme, **OPTIONS[scheme])
 
 
-def same(actual, expected):
+def assert_same(actual, expected):
     torch.testing.assert_close(actual, expected, atol=TOL, rtol=TOL)
 
 
@@ -120,8 +120,8 @@ def test_families_against_the_definition(kind, scheme):
     meant = logits(dense(model, causal(RULES[scheme]), N, **FAMILIES[kind]), ids)
     patch_model(model, scheme, **OPTIONS[scheme])
     check_model(model)
-    same(logits(model, ids), meant)
-    same(cached(model, ids, (30, 31, 50, *range(51, N + 1)))[0], meant)
+    assert_same(logits(model, ids), meant)
+    assert_same(logits_over_cache(model, ids, (30, 31, 50, *range(51, N + 1)))[0], meant)
 
 
 def test_rerope_on_an_encoder():
@@ -130,7 +130,7 @@ def test_rerope_on_an_encoder():
     both = lambda i, j: rule(i, j) if j <= i else -rule(j, i)  # noqa: E731
     meant = logits(dense(model, both, N, others={1: lambda i, j: i - j}), ids)
     patch_model(model, "rerope", **OPTIONS["rerope"])
-    same(logits(model, ids), meant)
+    assert_same(logits(model, ids), meant)
 
 
 def explicit(scheme, length, symmetric=False):
@@ -150,7 +150,7 @@ def test_what_is_seen_equals_an_explicit_mask(kind, scheme):
     places = {"position_ids": torch.arange(28)[None]} if kind == "opt" else {}  # which else counts in the mask
     meant = logits(model, ids, attention_mask=explicit(scheme, 28, kind == "roberta"), **places)
     patch_model(model, scheme, **OPTIONS[scheme])
-    same(logits(model, ids), meant)
+    assert_same(logits(model, ids), meant)
 
 
 def test_a_soft_cap_leaves_unseen_keys_unseen():
@@ -159,7 +159,7 @@ def test_a_soft_cap_leaves_unseen_keys_unseen():
     for layer in model.model.layers:
         layer.self_attn.attn_logit_softcapping = 2.0
     meant = logits(model, ids, attention_mask=explicit("window", 15))
-    same(logits(patch_model(model, "window", window=7), ids), meant)
+    assert_same(logits(patch_model(model, "window", window=7), ids), meant)
 
 
 @pytest.mark.parametrize("scheme", RULES)
@@ -169,15 +169,15 @@ def test_lengths_around_every_border(scheme):
     meant = logits(dense(model, causal(RULES[scheme]), 46), ids)
     patch_model(model, scheme, **OPTIONS[scheme])
     for length in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 20, 21, 22, 23, 32, 33, 44, 45):
-        same(logits(model, ids[:, :length]), meant[:, :length])
+        assert_same(logits(model, ids[:, :length]), meant[:, :length])
 
 
 def test_streaming_after_hundreds_of_tokens():
     model, ids = tiny("llama"), tokens(1, 500)
     meant = logits(dense(model, causal(lambda i, j: streaming(i, j, 4, 20)), 500), ids)
     patch_model(model, "streaming", sinks=4, window=20)
-    found, past = cached(model, ids, (3, 4, 5, 200, 201, *range(203, 501, 3)))
-    same(found[:, -100:], meant[:, -100:])
+    found, past = logits_over_cache(model, ids, (3, 4, 5, 200, 201, *range(203, 501, 3)))
+    assert_same(found[:, -100:], meant[:, -100:])
     assert past.layers[-1].keys.shape[2] == 23 and past.get_seq_length() == 500
 
 
@@ -202,7 +202,7 @@ def test_generation_from_padded_rows_is_greedy_under_the_definition(scheme):
 @pytest.mark.parametrize("pads", [(30, 40), (40, 57)], ids=["after the first turn", "before the second"])
 def test_a_conversation_of_two_rows(scheme, pads):
     """Turns of unequal length, filled up inside the text: neither seen nor counted."""
-    model, ids = patched(scheme), tokens(2, N)
+    model, ids = patched_model(scheme), tokens(2, N)
     mask = torch.ones_like(ids)
     mask[0, slice(*pads)] = 0
     places = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -211,20 +211,20 @@ def test_a_conversation_of_two_rows(scheme, pads):
         inputs = dict(attention_mask=mask[:, : turn.stop], position_ids=places[:, turn])
         parts.append(logits(model, ids[:, turn], past_key_values=past, **inputs))
     real = mask[0].bool()
-    same(torch.cat(parts, 1)[0, real], logits(model, ids[:1, real])[0])
-    same(torch.cat(parts, 1)[1], logits(model, ids[1:])[0])
+    assert_same(torch.cat(parts, 1)[0, real], logits(model, ids[:1, real])[0])
+    assert_same(torch.cat(parts, 1)[1], logits(model, ids[1:])[0])
 
 
 @pytest.mark.parametrize("scheme", ["streaming", "dca"])
 def test_a_padded_batch_token_by_token(scheme):
-    model, ids = patched(scheme), tokens(2, 40)
+    model, ids = patched_model(scheme), tokens(2, 40)
     mask = torch.ones_like(ids)
     mask[0, :12] = 0
     places, past, parts = (mask.cumsum(-1) - 1).clamp(min=0), DynamicCache(config=model.config), []
     for i in range(40):
         inputs = dict(attention_mask=mask[:, : i + 1], position_ids=places[:, i : i + 1])
         parts.append(logits(model, ids[:, i : i + 1], past_key_values=past, **inputs))
-    same(torch.cat(parts, 1)[0, 12:], logits(model, ids[:1, 12:])[0])
+    assert_same(torch.cat(parts, 1)[0, 12:], logits(model, ids[:1, 12:])[0])
 
 
 @pytest.mark.parametrize("family, scheme", [("bert", "window"), ("modernbert", "rerope")])
@@ -233,12 +233,12 @@ def test_sharpened_encoders_do_not_count_padding(family, scheme):
     patch_model(model, scheme, window=5, logit_scaling=True, trained_length=8)
     mask = torch.ones_like(ids)
     mask[0, 12:] = 0
-    same(logits(model, ids, attention_mask=mask)[0, :12], logits(model, ids[:1, :12])[0])
+    assert_same(logits(model, ids, attention_mask=mask)[0, :12], logits(model, ids[:1, :12])[0])
 
 
 @pytest.mark.parametrize("scheme", OPTIONS)
 def test_ways_to_generate_agree(scheme):
-    model, ids = patched(scheme), tokens(2, 40)
+    model, ids = patched_model(scheme), tokens(2, 40)
     mask = torch.ones_like(ids)
     mask[0, :15] = 0
     beams = dict(GREEDY, attention_mask=mask, num_beams=3, num_return_sequences=2)
@@ -254,17 +254,17 @@ def test_ways_to_generate_agree(scheme):
 
 @pytest.mark.parametrize("scheme", OPTIONS)
 def test_caches_that_are_emptied_or_cut(scheme):
-    model, ids = patched(scheme), tokens(2, 50)
+    model, ids = patched_model(scheme), tokens(2, 50)
     meant, past = logits(model, ids), DynamicCache(config=model.config)
     if scheme != "streaming":
         logits(model, ids[:, :45], past_key_values=past)
         past.crop(-15)
-        same(logits(model, ids[:, 30:], past_key_values=past), meant[:, 30:])
+        assert_same(logits(model, ids[:, 30:], past_key_values=past), meant[:, 30:])
         past = StaticCache(config=model.config, max_cache_len=64)
     logits(model, ids.flip(1), past_key_values=past)
     past.reset()
-    same(logits(model, ids[:, :33], past_key_values=past), meant[:, :33])
-    same(logits(model, ids[:, 33:], past_key_values=past), meant[:, 33:])
+    assert_same(logits(model, ids[:, :33], past_key_values=past), meant[:, :33])
+    assert_same(logits(model, ids[:, 33:], past_key_values=past), meant[:, 33:])
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma2", "gpt_oss"])
@@ -277,30 +277,30 @@ def test_static_caches_of_models_with_sliding_layers(kind, scheme):
     parts = [
         logits(model, part, past_key_values=past) for part in ids.split((20, 1, 1, 10, 1, 1, 1, 1, 1, 1, 1, 1), 1)
     ]
-    same(torch.cat(parts, 1), meant)
+    assert_same(torch.cat(parts, 1), meant)
 
 
 @pytest.mark.parametrize("scheme", ["streaming", "rerope"])
 def test_rows_may_leave_a_cache(scheme):
-    model, ids = patched(scheme), tokens(2, 50)
+    model, ids = patched_model(scheme), tokens(2, 50)
     past = DynamicCache(config=model.config)
     logits(model, ids[:, :40], past_key_values=past)
     past.batch_select_indices(torch.tensor([1]))
-    same(logits(model, ids[1:, 40:], past_key_values=past), logits(model, ids[1:])[:, 40:])
+    assert_same(logits(model, ids[1:, 40:], past_key_values=past), logits(model, ids[1:])[:, 40:])
 
 
 @pytest.mark.parametrize("scheme", ["dca", "lm_infinite", "window"])
 def test_attention_weights_of_a_decoding_step(scheme):
     """One per key, as in the last row of a full pass."""
-    model, ids = patched(scheme), tokens(2, 41)
+    model, ids = patched_model(scheme), tokens(2, 41)
     model.set_attn_implementation("hf_posenc_eager")
     with torch.no_grad():
         full = model(ids, output_attentions=True).attentions
         past = model(ids[:, :40], use_cache=True).past_key_values
         step = model(ids[:, 40:], past_key_values=past, output_attentions=True).attentions
     for whole, last in zip(full, step, strict=True):
-        same(whole.sum(-1), torch.ones_like(whole[..., 0]))
-        same(last, whole[:, :, -1:])
+        assert_same(whole.sum(-1), torch.ones_like(whole[..., 0]))
+        assert_same(last, whole[:, :, -1:])
 
 
 # --- training, precision, compilation, memory ---
@@ -329,7 +329,7 @@ def test_bf16_costs_no_more_than_on_the_plain_model(scheme):
     meant = logits(model, ids)
     model.bfloat16()
     assert model.model.posenc.inv_freq.dtype == torch.float32
-    for found in (logits(model, ids), cached(model, ids, (150, *range(151, 201)))[0]):
+    for found in (logits(model, ids), logits_over_cache(model, ids, (150, *range(151, 201)))[0]):
         assert (found - meant).abs().mean() < 2 * plain
 
 
@@ -354,14 +354,14 @@ def test_compiled_decoding_in_one_graph(scheme):
         for i in range(start, end):
             told = dict(attention_mask=mask[:, : i + 1], position_ids=places[:, i : i + 1])
             with torch._dynamo.config.patch(error_on_recompile=turn == 1 or i >= start + 2):
-                same(logits(compiled, ids[:, i : i + 1], past_key_values=past, **told), meant[:, i : i + 1])
+                assert_same(logits(compiled, ids[:, i : i + 1], past_key_values=past, **told), meant[:, i : i + 1])
 
 
 def test_a_compiled_prefill_in_one_graph():
     torch._dynamo.reset()
-    model, ids = patched("window", num_hidden_layers=1), tokens(2, 50)
+    model, ids = patched_model("window", num_hidden_layers=1), tokens(2, 50)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    same(logits(compiled, ids, use_cache=True), logits(model, ids))
+    assert_same(logits(compiled, ids, use_cache=True), logits(model, ids))
 
 
 @torch.no_grad()
@@ -381,7 +381,7 @@ def memory_of_a_prefill():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own account of memory")
 def test_memory_of_a_padded_prefill():
     """Scores of 4 heads and 8192 tokens are 1.1 GB; those of a block 34 MB, and a mask of transformers 67 MB."""
-    assert returned(memory_of_a_prefill) < 500
+    assert result_of(memory_of_a_prefill) < 500
 
 
 @pytest.mark.parametrize("scheme", OPTIONS)
@@ -391,23 +391,23 @@ def test_adapters_carry_their_pattern(scheme, tmp_path):
     model = patch_model(type(base).from_pretrained(tmp_path / "base").eval(), scheme, **OPTIONS[scheme])
     tuned = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
     save(tuned, tmp_path / "adapter")
-    same(logits(load(tmp_path / "adapter"), ids), logits(tuned, ids))
+    assert_same(logits(load(tmp_path / "adapter"), ids), logits(tuned, ids))
 
 
 @pytest.mark.parametrize("scheme", ["dca", "streaming"])
 def test_one_graph_for_texts_of_any_length(scheme):
     torch._dynamo.reset()
-    model = patched(scheme, num_hidden_layers=1)
+    model = patched_model(scheme, num_hidden_layers=1)
     compiled = torch.compile(model, dynamic=True, backend="eager")
     for length in (20, 45, N):
         ids = tokens(2, length)
-        same(logits(compiled, ids, use_cache=False), logits(model, ids, use_cache=False))
+        assert_same(logits(compiled, ids, use_cache=False), logits(model, ids, use_cache=False))
 
 
 @pytest.mark.parametrize("scheme", OPTIONS)
 def test_continuous_batching_is_refused(scheme):
     """Paged kernels know nothing of patterns; the kernels that the refusal names would drop the positions."""
-    model, ids = patched(scheme, num_hidden_layers=1), tokens(1, 9)
+    model, ids = patched_model(scheme, num_hidden_layers=1), tokens(1, 9)
     with pytest.raises(ValueError, match="not supported for continuous batching"):
         model.generate_batch(inputs=ids.tolist(), max_new_tokens=1, progress_bar=False)
     for kernel in ("paged|eager", "sdpa"):

@@ -122,7 +122,7 @@ def logits(model, ids, **kwargs):
         return model(ids, **kwargs).logits
 
 
-def cached(model, ids, steps):
+def logits_over_cache(model, ids, steps):
     """Logits from passes over a cache that end at these tokens."""
     past, parts, start = None, [], 0
     for end in steps:
@@ -144,7 +144,7 @@ def test_against_the_definition(case):
     with torch.enable_grad():  # the way that gradients take
         torch.testing.assert_close(model(ids).logits.detach(), meant, atol=1e-4, rtol=1e-4)
     for steps in ((40, 41, 42, 60, *range(61, N + 1)), range(1, N + 1)):
-        torch.testing.assert_close(cached(model, ids, steps)[0], meant, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits_over_cache(model, ids, steps)[0], meant, atol=1e-4, rtol=1e-4)
     model.set_attn_implementation("hf_posenc_eager")
     torch.testing.assert_close(logits(model, ids), meant, atol=1e-4, rtol=1e-4)
 
@@ -156,7 +156,7 @@ def test_logit_scaling(case):
     meant = reference(model, rule, ids, sharp=LENGTH)
     patch_model(model, case, logit_scaling=True, **options)
     torch.testing.assert_close(logits(model, ids), meant, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(cached(model, ids, (40, *range(41, N + 1)))[0], meant, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits_over_cache(model, ids, (40, *range(41, N + 1)))[0], meant, atol=1e-4, rtol=1e-4)
 
 
 FITTING = {

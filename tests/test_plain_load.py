@@ -11,7 +11,7 @@ import torch
 from cells import CELLS as ALL_CELLS
 from cells import LENGTH, OUTSIDE, TABLES, tiny, tokens
 from safetensors.torch import save_file
-from stored_models import LLAMA3, LONG, logits, patched
+from stored_models import LLAMA3, LONG, logits, patched_model
 from test_temperature import smollm3
 from transformers import AutoModel
 
@@ -94,7 +94,7 @@ def verdicts(tmp_path_factory):
     """One process for all: every cell, scalings on top of a scaled model, and one that is wrong on purpose."""
     folder, jobs = tmp_path_factory.mktemp("cells"), {}
     for scheme, kind in CELLS:
-        jobs |= jobs_for(f"{scheme}-{kind}", patched(scheme, kind), kind, folder)
+        jobs |= jobs_for(f"{scheme}-{kind}", patched_model(scheme, kind), kind, folder)
     for scheme in COMPOSED:
         model = tiny("llama", rope_parameters=dict(LLAMA3), max_position_embeddings=64)
         patch_model(model, scheme, factor=4.0, existing="extend")
@@ -102,7 +102,7 @@ def verdicts(tmp_path_factory):
     for name, (scheme, options) in {**EXACT, **REFUSED}.items():
         jobs |= jobs_for(name, patch_model(tiny("llama"), scheme, **options), "llama", folder)
     jobs |= jobs_for(LISTED, patch_model(smollm3(no_rope_layers=[1, 1]), {0: "none"}), "smollm3", folder)
-    jobs |= jobs_for("spoilt", patched("yarn", "llama"), "llama", folder)
+    jobs |= jobs_for("spoilt", patched_model("yarn", "llama"), "llama", folder)
     config = json.loads((folder / "spoilt" / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0}
     del config["rope_scaling"]  # which says the same, to older readers
@@ -162,7 +162,7 @@ def test_the_script_sees_what_is_wrong(verdicts):
 
 def test_reading_a_sealed_config_changes_nothing_for_others(tmp_path):
     """With the package imported, an unpatched model is still an ordinary one."""
-    save(patched("alibi", "llama"), tmp_path / "sealed")
+    save(patched_model("alibi", "llama"), tmp_path / "sealed")
     tiny("llama").save_pretrained(tmp_path / "plain")
     with pytest.raises(Exception, match="hf_posenc"):
         AutoModel.from_pretrained(tmp_path / "sealed")

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from cells import LENGTH, tiny, tokens
-from comparisons import assert_same_model, in_chunks, padded, same, where_they_stand
+from comparisons import assert_same, assert_same_model, in_chunks, padded_batch, where_they_stand
 from peft import LoraConfig, get_peft_model
 from test_temperature import llama4, ministral, smollm3
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, StaticCache
@@ -48,7 +48,7 @@ def logits(model, ids, **inputs):
         return model(ids, **inputs).logits
 
 
-def whole(part):
+def uniform_model(part):
     """A model all of whose layers do the same."""
     model = tiny("llama")
     if part == "own":
@@ -61,7 +61,7 @@ def put_together(parts, ids):
     """Logits of layers that each belong to a model of their own: a pass for each, that is given the states so far."""
     states = None
     for index, part in enumerate(parts):
-        model, seen = whole(part), {}
+        model, seen = uniform_model(part), {}
         layer = model.model.layers[index]
         before = layer.register_forward_pre_hook(lambda m, args, s=states: args if s is None else (s, *args[1:]))
         after = layer.register_forward_hook(lambda m, args, out, seen=seen: seen.update(out=out))
@@ -78,8 +78,8 @@ def test_every_pair_of_sites(pair):
     meant = put_together(pair, ids)
     model = patch_model(tiny("llama"), {index: PARTS[part] for index, part in enumerate(pair)})
     check_model(model)
-    same(logits(model, ids), meant)
-    same(in_chunks(model, ids, DynamicCache(config=model.config), (20, 1, 1, 22)), meant)
+    assert_same(logits(model, ids), meant)
+    assert_same(in_chunks(model, ids, DynamicCache(config=model.config), (20, 1, 1, 22)), meant)
 
 
 def test_the_reference_tells_layers_apart():
@@ -93,9 +93,9 @@ def test_the_reference_tells_layers_apart():
 def test_smollm3_is_a_llama_with_a_plan():
     ids = tokens(2, 40)
     theirs = smollm3(no_rope_layers=[1, 0])
-    same(logits(patch_model(tiny("llama"), {1: "none"}), ids), logits(theirs, ids))
+    assert_same(logits(patch_model(tiny("llama"), {1: "none"}), ids), logits(theirs, ids))
     both = {0: PARTS["window"]}
-    same(logits(patch_model(theirs, both), ids), logits(patch_model(tiny("llama"), {**both, 1: "none"}), ids))
+    assert_same(logits(patch_model(theirs, both), ids), logits(patch_model(tiny("llama"), {**both, 1: "none"}), ids))
     check_model(theirs)
     with pytest.raises(UnsupportedCell, match="not rotated by this 'smollm3' model's own code"):
         patch_model(theirs, {"last 1": ("yarn", {"factor": 4.0})})
@@ -105,10 +105,10 @@ def test_llama_4_and_ministral_keep_their_own_in_what_is_left_out():
     ids, model, twin = tokens(2, 24), llama4(use_qk_norm=False), llama4(no_rope_layers=(0, 0), use_qk_norm=False)
     twin.model.layers[0].self_attn.attn_temperature_tuning = False
     meant = logits(twin, ids)
-    same(logits(patch_model(model, {0: "none"}), ids), meant)
+    assert_same(logits(patch_model(model, {0: "none"}), ids), meant)
     with pytest.raises(UnsupportedCell, match="give all groups a temperature"):
         patch_model(ministral(), {0: "none"}, temperature="log")
-    same(
+    assert_same(
         logits(patch_model(ministral(), {0: "none", 1: "rope"}, temperature="none"), ids),
         logits(patch_model(tiny("llama"), {0: "none"}), ids),
     )
@@ -131,23 +131,23 @@ def test_unpatching_restores_every_bit(mixed):
 
 def test_padding_static_caches_compilers_and_kernels(mixed):
     rows = [tokens(1, n, seed=n)[0] for n in (12, 31)]
-    ids, mask, places = padded(rows, "left")
+    ids, mask, places = padded_batch(rows, "left")
     found = logits(mixed, ids, attention_mask=mask, position_ids=where_they_stand(mask))
     for row, place, own in zip(rows, places, found, strict=True):
-        same(own[place], logits(mixed, row[None])[0])
+        assert_same(own[place], logits(mixed, row[None])[0])
     ids = tokens(2, 40)
     meant = logits(mixed, ids)
-    same(in_chunks(mixed, ids, StaticCache(config=mixed.config, max_cache_len=48), (20, 1, 19)), meant)
+    assert_same(in_chunks(mixed, ids, StaticCache(config=mixed.config, max_cache_len=48), (20, 1, 19)), meant)
     set_rendering(mixed, "blocks")
-    same(logits(mixed, ids), meant)
+    assert_same(logits(mixed, ids), meant)
     mixed.set_attn_implementation("hf_posenc_eager")
-    same(logits(mixed, ids), meant)
+    assert_same(logits(mixed, ids), meant)
 
 
 def test_compiled_in_one_graph():
     model, ids = patch_model(tiny("llama"), {0: "none", 1: PARTS["yarn"]}), tokens(2, 40)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    same(logits(compiled, ids, use_cache=False), logits(model, ids))
+    assert_same(logits(compiled, ids, use_cache=False), logits(model, ids))
 
 
 def test_saved_loaded_described_and_refused_by_others(mixed, tmp_path):
@@ -284,7 +284,7 @@ def test_layers_that_share_a_type_with_others():
     patch_model(meant, "none", layer_types="full_attention")
     patch_model(model, {"full_attention": "none"})
     check_model(model)
-    same(logits(model, ids), logits(meant, ids))
+    assert_same(logits(model, ids), logits(meant, ids))
     patch_model(model, {"0:2": "none"})
     check_model(model)
     assert (logits(model, ids) - logits(meant, ids)).abs().max() > 0.01

@@ -41,7 +41,7 @@ def logits(model: PreTrainedModel, ids: Tensor, **kwargs) -> Tensor:
 
 
 @cache
-def patched(scheme: str, kind: str, layers: int = 1) -> PreTrainedModel:
+def patched_model(scheme: str, kind: str, layers: int = 1) -> PreTrainedModel:
     return patch_model(tiny(kind, num_hidden_layers=layers), scheme=scheme, **options(scheme))
 
 
@@ -59,7 +59,7 @@ thetas = st.floats(100.0, 1e7)
 @given(shift=st.integers(1, 300), length=st.integers(2, 40), seed=st.integers(0, 99))
 def test_only_distances_matter(scheme, kind, shift, length, seed):
     ids, at = tokens(1, length, seed), torch.arange(length)[None]
-    model = patched(scheme, kind)
+    model = patched_model(scheme, kind)
     here, there = (logits(model, ids, position_ids=p) for p in (at, at + shift))
     torch.testing.assert_close(here, there, atol=2e-3, rtol=1e-3)
 
@@ -68,7 +68,7 @@ def test_only_distances_matter(scheme, kind, shift, length, seed):
 @pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
 def test_tables_do_know_where_they_are(scheme, kind):
     ids, at = tokens(1, 20), torch.arange(20)[None]
-    model = patched(scheme, kind)
+    model = patched_model(scheme, kind)
     here, there = (logits(model, ids, position_ids=p) for p in (at, at + 7))
     assert (here - there).abs().max() > 0.1
 
@@ -77,7 +77,7 @@ def test_tables_do_know_where_they_are(scheme, kind):
 def test_distances_do_matter(scheme):
     """The test above would pass if positions did nothing at all."""
     ids, at = tokens(1, 20), torch.arange(20)[None]
-    model = patched(scheme, "gpt2")
+    model = patched_model(scheme, "gpt2")
     near, far = (logits(model, ids, position_ids=p, use_cache=False) for p in (at, 5 * at))
     assert (near - far).abs().max() > 1e-2
 
@@ -309,7 +309,7 @@ def test_bf16_models_compute_sinusoids_in_fp32(kind, order):
 @some
 @given(length=st.integers(2, 40), seed=st.integers(0, 99))
 def test_an_encoder_without_positions_sees_a_bag(length, seed):
-    model, ids = patched("none", "bert", 2), tokens(1, length, seed)
+    model, ids = patched_model("none", "bert", 2), tokens(1, length, seed)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(logits(model, ids[:, order]), logits(model, ids)[:, order], atol=1e-4, rtol=1e-4)
 
@@ -321,6 +321,6 @@ def knows_order(scheme):
 
 @pytest.mark.parametrize("scheme", [s for s in TEXT if exists(s, "bert") and knows_order(s)])
 def test_an_encoder_with_positions_sees_order(scheme):
-    model, ids = patched(scheme, "bert", 2), tokens(1, 24)
+    model, ids = patched_model(scheme, "bert", 2), tokens(1, 24)
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     assert (logits(model, ids[:, order]) - logits(model, ids)[:, order]).abs().max() > 1e-2

@@ -74,7 +74,7 @@ def test_links_of_the_docs_lead_somewhere(page):
 def test_the_chart_shows_the_figures_of_the_demo():
     import hero
 
-    assert (DOCS / "hero.svg").read_text(encoding="utf-8") == hero.drawn()
+    assert (DOCS / "hero.svg").read_text(encoding="utf-8") == hero.draw()
     lengths, found = hero.figures()
     assert lengths == [256, 512, 1024]
     assert found["unpatched"][2] > 40 and max(found["`yarn`, untrained"]) < 9

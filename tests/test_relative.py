@@ -120,7 +120,7 @@ def test_against_the_definition(name, causal):
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, length).double())
 
 
-def masked(kind, length):
+def masks_of(kind, length):
     """A mask, the positions, and which tokens are no padding, of two rows."""
     text, at = torch.zeros(2, length, dtype=torch.long), torch.arange(length).expand(2, -1)
     if kind == "left":
@@ -141,7 +141,7 @@ def masked(kind, length):
 def test_texts_by_the_kernel_are_those_in_blocks(name, kind, monkeypatch):
     bias, layer = module_of(SCHEMES[name])
     q, k, v = inputs(53)
-    mask, at, real = masked(kind, 53)
+    mask, at, real = masks_of(kind, 53)
     mask = None if kind == "plain" else mask
     given, used = dict(causal=True, weighs=False, scaling=0.3), []
     monkeypatch.setattr(relative, "of_text", lambda *x: used.append(x) or relative_texts.attend(*x))

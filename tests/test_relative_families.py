@@ -40,19 +40,19 @@ KINDS = {
 IDS = torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
-def built(kind, **changed):
+def build_model(kind, **changed):
     cls, config, options = KINDS[kind]
     torch.manual_seed(1)
     return cls(config(**{**SMALL, **options, **changed})).eval()
 
 
-def patched(model, scheme, **options):
+def patch_quietly(model, scheme, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return patch_model(model, scheme, **options)
 
 
-def said(model, ids=IDS):
+def output_of(model, ids=IDS):
     with torch.no_grad():
         out = model(ids)
     return out.logits if hasattr(out, "logits") else out.last_hidden_state
@@ -65,9 +65,9 @@ def sinusoids(length, size):
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
 
 
-def born(kind, model, scheme):
+def plain_twin(kind, model, scheme):
     """The same weights in a model of plain transformers that was never built with relative terms."""
-    twin = built(kind, relative_attention=False, position_biased_input=scheme != "none")
+    twin = build_model(kind, relative_attention=False, position_biased_input=scheme != "none")
     weights = {k: v for k, v in model.state_dict().items() if k in twin.state_dict()}
     twin.load_state_dict(weights, strict=False)
     if scheme == "sinusoidal":
@@ -79,56 +79,56 @@ def born(kind, model, scheme):
 @pytest.mark.parametrize("scheme", ["none", "sinusoidal"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_patched_deberta_is_one_that_was_born_without_relative_terms(kind, scheme, tmp_path):
-    model = built(kind)
-    own, before = said(model), {k: v.clone() for k, v in model.state_dict().items()}
-    meant = said(born(kind, copy.deepcopy(model), scheme))
+    model = build_model(kind)
+    own, before = output_of(model), {k: v.clone() for k, v in model.state_dict().items()}
+    meant = output_of(plain_twin(kind, copy.deepcopy(model), scheme))
     assert (meant - own).abs().max() > 0.1
     assert "content and relative positions" in str(describe(model))
-    patched(model, scheme)
+    patch_quietly(model, scheme)
     check_model(model)
-    assert torch.allclose(said(model), meant, atol=2e-5)
+    assert torch.allclose(output_of(model), meant, atol=2e-5)
     save(model, tmp_path / "saved")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.equal(said(load(tmp_path / "saved").eval()), said(model))
+        assert torch.equal(output_of(load(tmp_path / "saved").eval()), output_of(model))
     plain, report = type(model).from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert torch.allclose(said(plain.eval()), meant, atol=2e-5)  # any transformers loads it right
+    assert torch.allclose(output_of(plain.eval()), meant, atol=2e-5)  # any transformers loads it right
     unpatch_model(model)
-    assert torch.equal(said(model), own)
+    assert torch.equal(output_of(model), own)
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
 def test_without_terms_and_table_deberta_does_not_know_order():
-    model = patched(built("v3"), "none")
+    model = patch_quietly(build_model("v3"), "none")
     shuffled = torch.randperm(20, generator=torch.Generator().manual_seed(3))
-    assert torch.allclose(said(model)[:, shuffled], said(model, IDS[:, shuffled]), atol=1e-4)
-    own = built("v3")
-    assert (said(own)[:, shuffled] - said(own, IDS[:, shuffled])).abs().max() > 0.1
+    assert torch.allclose(output_of(model)[:, shuffled], output_of(model, IDS[:, shuffled]), atol=1e-4)
+    own = build_model("v3")
+    assert (output_of(own)[:, shuffled] - output_of(own, IDS[:, shuffled])).abs().max() > 0.1
 
 
 def test_a_table_for_a_deberta_that_had_none_is_trained_whole_and_read_past_its_length():
-    model = patched(built("v3"), "learned", target_length=48)
+    model = patch_quietly(build_model("v3"), "learned", target_length=48)
     (mask,) = new_rows(model).values()
     assert mask.all() and len(mask) == 48
-    assert said(model, IDS.repeat(1, 2)).shape == (2, 40, 61)
+    assert output_of(model, IDS.repeat(1, 2)).shape == (2, 40, 61)
     model.train()
     model(IDS, labels=IDS).loss.backward()
     table = model.deberta.embeddings.position_embeddings.weight
     assert table.grad is not None and table.grad[:20].abs().sum() > 0
-    kept = patched(built("v1 with a table"), "learned", target_length=48)
+    kept = patch_quietly(build_model("v1 with a table"), "learned", target_length=48)
     (mask,) = new_rows(kept).values()
     assert not mask.all()
 
 
 @pytest.mark.parametrize("scheme", ["alibi", "rope", "t5", "window", "shaw", "fox"])
 def test_what_works_inside_attention_is_refused_there_and_changes_nothing(scheme):
-    model = built("v3")
-    own = said(model)
+    model = build_model("v3")
+    own = output_of(model)
     with pytest.raises(UnsupportedCell, match="computes its scores by itself"):
-        patched(model, scheme, **({"window": 4} if scheme == "window" else {}))
-    assert torch.equal(said(model), own) and model.config.relative_attention
+        patch_quietly(model, scheme, **({"window": 4} if scheme == "window" else {}))
+    assert torch.equal(output_of(model), own) and model.config.relative_attention
 
 
 def kin(kind):
@@ -146,20 +146,20 @@ def kin(kind):
 def test_transformer_xl_terms_are_taken_away(kind, tmp_path):
     """The judge: the same model whose matrix of distances is zero, which leaves their terms at nothing."""
     model = kin(kind)
-    own, twin = said(model), copy.deepcopy(model)
+    own, twin = output_of(model), copy.deepcopy(model)
     with torch.no_grad():
         for name, weight in twin.named_parameters():
             if name.endswith(("rel_attn.r", "r_kernel")):
                 weight.zero_()
-    meant = said(twin)
-    patched(model, "none", trained_length=24)
+    meant = output_of(twin)
+    patch_quietly(model, "none", trained_length=24)
     assert (meant - own).abs().max() > 1e-3
-    assert torch.allclose(said(model), meant, atol=1e-5)
+    assert torch.allclose(output_of(model), meant, atol=1e-5)
     save(model, tmp_path / "saved")
-    assert torch.equal(said(load(tmp_path / "saved").eval()), said(model))
+    assert torch.equal(output_of(load(tmp_path / "saved").eval()), output_of(model))
     with pytest.raises((RuntimeError, ValueError), match=r"posenc|shape|size|mismatch"):
-        said(type(model).from_pretrained(tmp_path / "saved"))
+        output_of(type(model).from_pretrained(tmp_path / "saved"))
     unpatch_model(model)
-    assert torch.equal(said(model), own)
+    assert torch.equal(output_of(model), own)
     with pytest.raises(PosencError, match="not told positions"):
-        patched(model, "sinusoidal", trained_length=24)
+        patch_quietly(model, "sinusoidal", trained_length=24)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from cells import LENGTH, VOCAB, tiny, tokens
-from comparisons import assert_same_model, same
+from comparisons import assert_same, assert_same_model
 from evaluated import bytes_tokenizer, document, reader
 from peft import LoraConfig, get_peft_model
 from test_temperature import KINDS, L, llama4, logits, smollm3
@@ -72,11 +72,11 @@ def assert_said_by_config(model, folder, original):
 )
 def test_a_list_of_layers_says_a_plan(own, plan, twin, tmp_path):
     model, ids = patch_model(smollm3(no_rope_layers=own), plan), tokens(2, 40)
-    same(logits(model, ids), logits(patch_model(tiny("llama"), twin), ids))  # whose plan works inside attention
+    assert_same(logits(model, ids), logits(patch_model(tiny("llama"), twin), ids))  # whose plan works inside attention
     again = assert_said_by_config(model, tmp_path / "saved", smollm3(no_rope_layers=own))
     assert again.config.no_rope_layers == own
     patch_model(model, "ntk", factor=2.0)
-    same(logits(model, ids), logits(patch_model(smollm3(no_rope_layers=own), "ntk", factor=2.0), ids))
+    assert_same(logits(model, ids), logits(patch_model(smollm3(no_rope_layers=own), "ntk", factor=2.0), ids))
     fresh = patch_model(smollm3(no_rope_layers=own), plan)
     assert_same_model(unpatch_model(fresh), smollm3(no_rope_layers=own))
 
@@ -135,7 +135,7 @@ def test_changes_by_hand_are_noticed(tmp_path):
         (dict(posenc={**raw["posenc"], "original": {**raw["posenc"]["original"], "no_rope_layers": [2]}}), "no sense"),
         (
             dict(posenc={**raw["posenc"], "options": {**raw["posenc"]["options"], "by": "layers"}}),
-            "by what its config",
+            "its config expresses it, 'by'",
         ),
         (dict(posenc={**raw["posenc"], "options": {**raw["posenc"]["options"], "by": "layer_types"}}), "cannot say"),
     ):
@@ -159,7 +159,7 @@ def test_types_of_layers_say_a_plan(tmp_path):
     ids = tokens(2, 40)
     plan = {"full_attention": YARN, "sliding_attention": ("ntk", {"factor": 2.0})}
     model = patch_model(gemma3(), plan)
-    same(
+    assert_same(
         logits(model, ids),
         logits(patch_model(gemma3(), {"1": YARN, "3": YARN, "::2": plan["sliding_attention"]}), ids),
     )
@@ -174,7 +174,7 @@ def test_types_of_layers_say_a_plan(tmp_path):
 
 def test_one_scheme_for_all_needs_no_plan(tmp_path):
     model, ids = patch_model(tiny("llama"), {"rest": YARN}), tokens(2, 40)
-    same(logits(model, ids), logits(patch_model(tiny("llama"), "yarn", factor=4.0), ids))
+    assert_same(logits(model, ids), logits(patch_model(tiny("llama"), "yarn", factor=4.0), ids))
     assert_said_by_config(model, tmp_path / "saved", tiny("llama"))
 
 
@@ -214,7 +214,7 @@ def turned_back(module, args, kwargs):
 def test_families_that_rotate_in_some_layers(kind):
     model, ids = sometimes_rotating(kind), tokens(2, 24)
     own = logits(model, ids)
-    same(logits(patch_model(model, {1: "none"}), ids), own)  # as it is
+    assert_same(logits(patch_model(model, {1: "none"}), ids), own)  # as it is
     with pytest.raises(UnsupportedCell, match="Layers 1, of '1', are not rotated"):
         patch_model(model, {1: YARN})
     with pytest.raises(UnsupportedCell, match="Layers 1, of 'rest', are not rotated"):
@@ -225,7 +225,7 @@ def test_families_that_rotate_in_some_layers(kind):
     unpatch_model(model)
     layers = model.model.language_model.layers if kind == "exaone4_5" else model.model.layers
     hook = layers[0].self_attn.register_forward_pre_hook(turned_back, with_kwargs=True)
-    same(found, logits(model, ids))
+    assert_same(found, logits(model, ids))
     hook.remove()
     assert (found - own).abs().max() > 1e-3 and torch.equal(logits(model, ids), own)
 
@@ -233,8 +233,8 @@ def test_families_that_rotate_in_some_layers(kind):
 def test_a_bias_is_for_layers_of_any_kind():
     ids, plan = tokens(2, 24), {1: "alibi"}
     meant = logits(patch_model(tiny("llama"), plan), ids)
-    same(logits(patch_model(smollm3(no_rope_layers=[1, 0]), plan), ids), meant)
-    same(logits(patch_model(smollm3(no_rope_layers=[1, 1]), plan), ids), meant)
+    assert_same(logits(patch_model(smollm3(no_rope_layers=[1, 0]), plan), ids), meant)
+    assert_same(logits(patch_model(smollm3(no_rope_layers=[1, 1]), plan), ids), meant)
 
 
 def neighbours(weight, heads):
@@ -265,8 +265,8 @@ def test_llama_4_is_a_llama_with_a_plan():
     theirs.load_state_dict(state)
     ids = tokens(2, 40)
     plan = {1: ("none", {"temperature": KINDS["llama4"][0]})}
-    same(logits(patch_model(llama, plan), ids), logits(theirs, ids))
-    same(logits(patch_model(llama, "irope", every=2, floor=L, beta=0.7), ids), logits(theirs, ids))
+    assert_same(logits(patch_model(llama, plan), ids), logits(theirs, ids))
+    assert_same(logits(patch_model(llama, "irope", every=2, floor=L, beta=0.7), ids), logits(theirs, ids))
 
 
 def test_llama_4_loses_its_temperature_where_the_plan_has_one(tmp_path):
@@ -275,7 +275,7 @@ def test_llama_4_loses_its_temperature_where_the_plan_has_one(tmp_path):
     patch_model(twin, {0: LOG, 1: ("none", {"temperature": KINDS["llama4"][0]})})  # the second is what the model has
     patch_model(model, {0: LOG})
     check_model(model)
-    same(logits(model, ids), logits(twin, ids))
+    assert_same(logits(model, ids), logits(twin, ids))
     save(model, tmp_path / "saved")
     assert torch.equal(logits(load(tmp_path / "saved"), ids), logits(model, ids))
     model.model.layers[0].self_attn.attn_temperature_tuning = True

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from cells import LENGTH, tiny, tokens
-from forked import returned
+from forked import result_of
 from killed_saves import CASES, contestants, kill_saves
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from stored_models import logits, patched
+from stored_models import logits, patched_model
 from test_plain_load import plain_verdicts
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -68,7 +68,7 @@ def test_what_is_not_of_the_checkpoint_stays(first, strangers, tmp_path):
     numbers = {name: (folder / name).lstat().st_ino for name in before}
     with (folder / "train.log").open("a") as log:
         for settings in (first, SHARDS, {}):
-            model = patched("t5", "llama")
+            model = patched_model("t5", "llama")
             save(model, folder, **settings)
             log.write("saved\n")
             log.flush()
@@ -85,7 +85,7 @@ def test_what_is_not_of_the_checkpoint_stays(first, strangers, tmp_path):
 
 def test_only_its_own_shards_go(tmp_path):
     """An index that was written by hand, or by an enemy, does not make us delete what is no shard."""
-    save(patched("t5", "llama"), tmp_path / "a", **SHARDS)
+    save(patched_model("t5", "llama"), tmp_path / "a", **SHARDS)
     index = tmp_path / "a" / "model.safetensors.index.json"
     (tmp_path / "outside.safetensors").write_text("mine")
     (tmp_path / "a" / "train.bin").write_text("mine")
@@ -97,7 +97,7 @@ def test_only_its_own_shards_go(tmp_path):
     index.write_text(json.dumps(data))
     shards = {name for name in data["weight_map"].values() if str(name).startswith("model-")}
     assert len(shards) > 2
-    save(patched("yarn", "llama"), tmp_path / "a")
+    save(patched_model("yarn", "llama"), tmp_path / "a")
     left = set(os.listdir(tmp_path / "a"))
     assert not left & shards
     assert {"train.bin", "deep"} <= left
@@ -106,9 +106,9 @@ def test_only_its_own_shards_go(tmp_path):
 
 
 def test_a_damaged_index_does_not_stop_a_save(tmp_path):
-    save(patched("t5", "llama"), tmp_path / "a", **SHARDS)
+    save(patched_model("t5", "llama"), tmp_path / "a", **SHARDS)
     (tmp_path / "a" / "model.safetensors.index.json").write_text("{")
-    model = patched("yarn", "llama")
+    model = patched_model("yarn", "llama")
     save(model, tmp_path / "a")
     assert is_saved(model, tmp_path / "a")
     assert not (tmp_path / "a" / "model.safetensors.index.json").exists()
@@ -117,11 +117,11 @@ def test_a_damaged_index_does_not_stop_a_save(tmp_path):
 @pytest.mark.parametrize("mode", [0o700, 0o2770, 0o755, 0o1777])
 def test_modes_stay(mode, tmp_path):
     folder = tmp_path / "a"
-    save(patched("t5", "llama"), folder)
+    save(patched_model("t5", "llama"), folder)
     folder.chmod(mode)
     (folder / "config.json").chmod(0o640)
     (folder / "model.safetensors").chmod(0o660)
-    save(patched("yarn", "llama"), folder)
+    save(patched_model("yarn", "llama"), folder)
     assert stat.S_IMODE(folder.stat().st_mode) == mode
     assert stat.S_IMODE((folder / "config.json").stat().st_mode) == 0o640
     assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o660
@@ -135,22 +135,22 @@ def test_files_belong_to_the_group_of_a_folder_that_wants_it(tmp_path):
     folder.mkdir()
     os.chown(folder, -1, 12345)
     folder.chmod(0o2770)
-    save(patched("t5", "llama"), folder, **SHARDS)
+    save(patched_model("t5", "llama"), folder, **SHARDS)
     assert {file.stat().st_gid for file in folder.iterdir()} == {12345}
 
 
 def test_new_folders_are_made_as_others_are(tmp_path):
     before = os.umask(0o027)
     try:
-        save(patched("t5", "llama"), tmp_path / "a" / "b")
+        save(patched_model("t5", "llama"), tmp_path / "a" / "b")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o750
 
 
 def test_the_working_directory_stays(tmp_path, monkeypatch):
-    model, folder = patched("alibi", "llama"), tmp_path / "a"
-    save(patched("t5", "llama"), folder, **SHARDS)
+    model, folder = patched_model("alibi", "llama"), tmp_path / "a"
+    save(patched_model("t5", "llama"), folder, **SHARDS)
     monkeypatch.chdir(folder)
     save(model, ".")
     assert os.path.samefile(".", folder)
@@ -164,7 +164,7 @@ def test_a_link_to_a_file_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "a").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "a" / name).symlink_to(tmp_path / "blob")
-    model = patched("yarn", "llama")
+    model = patched_model("yarn", "llama")
     save(model, tmp_path / "a")
     assert (tmp_path / "blob").read_bytes() == b"another version's"
     assert not (tmp_path / "a" / "config.json").is_symlink()
@@ -184,7 +184,7 @@ def mounted(tmp_path):
 
 
 def test_a_mount_point_can_be_saved_to(mounted):
-    model = patched("t5", "llama")
+    model = patched_model("t5", "llama")
     for settings in (SHARDS, {}):
         save(model, mounted, **settings)
         assert is_saved(model, mounted)
@@ -212,7 +212,7 @@ def test_an_adapter_is_not_hidden_by_a_model_nor_a_model_by_an_adapter(tmp_path)
     save(adapted, tmp_path / "a")
     before = state(tmp_path / "a")
     with pytest.raises(PosencError, match="holds an adapter"):
-        save(patched("t5", "llama"), tmp_path / "a")
+        save(patched_model("t5", "llama"), tmp_path / "a")
     assert state(tmp_path / "a") == before
     for link in (tmp_path / "base", tmp_path / "link"):
         if link.name == "link":
@@ -230,7 +230,7 @@ def test_a_folder_where_a_file_is_to_come(blocked, tmp_path):
     (tmp_path / "a" / blocked / "mine").write_text("mine")
     before = state(tmp_path / "a")
     with pytest.raises(PosencError, match="move it away"):
-        save(patched("t5", "llama"), tmp_path / "a")
+        save(patched_model("t5", "llama"), tmp_path / "a")
     assert state(tmp_path / "a") == before
 
 
@@ -243,17 +243,17 @@ def test_a_file_where_a_folder_is_to_come(tmp_path):
 
 
 def test_weights_that_could_not_be_loaded_are_not_saved(tmp_path):
-    save(patched("yarn", "llama"), tmp_path / "a")
+    save(patched_model("yarn", "llama"), tmp_path / "a")
     before = state(tmp_path / "a")
     with pytest.raises(PosencError, match=r"no model\.safetensors"):
-        save(patched("t5", "llama"), tmp_path / "a", variant="fp16")
+        save(patched_model("t5", "llama"), tmp_path / "a", variant="fp16")
     assert state(tmp_path / "a") == before
 
 
 @pytest.mark.parametrize("first", [{}, SHARDS], ids=["whole", "shards"])
 def test_an_error_at_any_step_undoes_all(first, tmp_path, monkeypatch):
-    save(patched("yarn", "llama"), tmp_path / "a", **first)
-    before, rename, model = state(tmp_path / "a"), os.rename, patched("t5", "llama")
+    save(patched_model("yarn", "llama"), tmp_path / "a", **first)
+    before, rename, model = state(tmp_path / "a"), os.rename, patched_model("t5", "llama")
     for step in range(100):
         count = iter(range(1000))
 
@@ -276,7 +276,7 @@ def test_an_error_at_any_step_undoes_all(first, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_moved_back_is_not_deleted(tmp_path, monkeypatch):
-    save(patched("yarn", "llama"), tmp_path / "a")
+    save(patched_model("yarn", "llama"), tmp_path / "a")
     weights, rename = (tmp_path / "a" / "model.safetensors").read_bytes(), os.rename
 
     def failing(source, place):
@@ -286,18 +286,18 @@ def test_what_cannot_be_moved_back_is_not_deleted(tmp_path, monkeypatch):
 
     monkeypatch.setattr("hf_posenc.checkpoints.staging.os.rename", failing)
     with pytest.raises(OSError, match="Read-only"):
-        save(patched("t5", "llama"), tmp_path / "a")
+        save(patched_model("t5", "llama"), tmp_path / "a")
     monkeypatch.undo()
     kept = [file for file in (tmp_path / "a").rglob("model.safetensors") if file.read_bytes() == weights]
     assert len(kept) == 1
 
 
 def test_what_a_killed_save_left_is_swept_and_what_a_living_one_makes_is_not(tmp_path):
-    save(patched("yarn", "llama"), tmp_path / "a")
+    save(patched_model("yarn", "llama"), tmp_path / "a")
     (tmp_path / "a" / f"{STAGE}dead").mkdir()
     (tmp_path / "a" / f"{STAGE}dead" / "model.safetensors").write_text("half")
     with stage_files(tmp_path / "a") as folder:  # another process's
-        save(patched("t5", "llama"), tmp_path / "a")
+        save(patched_model("t5", "llama"), tmp_path / "a")
         assert not (tmp_path / "a" / f"{STAGE}dead").exists()
         (folder / "config.json").write_text("{}")
     assert not list((tmp_path / "a").glob(STAGE + "*"))
@@ -311,7 +311,7 @@ def test_what_a_killed_save_left_is_swept_and_what_a_living_one_makes_is_not(tmp
 @pytest.mark.slow
 def test_a_kill_at_any_step_leaves_one_checkpoint_or_none(tmp_path):
     """Read by hf_posenc and by transformers alone, and saved again."""
-    steps, models = returned(partial(kill_saves, tmp_path)), contestants()
+    steps, models = result_of(partial(kill_saves, tmp_path)), contestants()
     jobs = {}
     for index, model in enumerate(models):
         save_file({"ids": IDS, "logits": logits(model, IDS)}, tmp_path / f"{index}.safetensors")

@@ -52,7 +52,7 @@ def test_longrope_last_token_is_transformers():
         torch.testing.assert_close(logits(ours, ids)[:, -1], logits(theirs, ids)[:, -1], atol=1e-4, rtol=1e-4)
 
 
-def cached(model: PreTrainedModel, ids: Tensor, prompt: int) -> Tensor:
+def decoded_logits(model: PreTrainedModel, ids: Tensor, prompt: int) -> Tensor:
     """Logits of each token after the prompt, decoded one by one."""
     with torch.no_grad():
         out = model(ids[:, :prompt], use_cache=True)
@@ -85,10 +85,10 @@ def test_cached_decoding_where_transformers_own_goes_wrong(scheme, options, rope
     ids = tokens(2, 2 * LENGTH)
     theirs = tiny("llama", rope_parameters={"rope_theta": 10_000.0, **rope})
     full = logits(theirs, ids)[:, LENGTH - 4 :]
-    record_property("transformers_error", float((cached(theirs, ids, LENGTH - 4) - full).abs().max()))
+    record_property("transformers_error", float((decoded_logits(theirs, ids, LENGTH - 4) - full).abs().max()))
     ours = patch_model(tiny("llama"), scheme=scheme, **options)
     full = logits(ours, ids)[:, LENGTH - 4 :]
-    torch.testing.assert_close(cached(ours, ids, LENGTH - 4), full, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(decoded_logits(ours, ids, LENGTH - 4), full, atol=1e-4, rtol=1e-4)
 
 
 # ---------------------------------------------------------------- models whose RoPE is scaled already
@@ -123,7 +123,7 @@ def yarn_on(freq: np.ndarray, factor: float, length: int, fast: float, slow: flo
     return freq * (1 - ramp) + freq / factor * ramp
 
 
-def extended(scheme: str) -> tuple[dict, np.ndarray, float]:
+def extend(scheme: str) -> tuple[dict, np.ndarray, float]:
     """Options, the frequencies at factor 4 on top of NATIVE and the attention factor, by hand."""
     old = native_frequencies()
     if scheme == "linear":
@@ -140,7 +140,7 @@ def extended(scheme: str) -> tuple[dict, np.ndarray, float]:
 
 @pytest.mark.parametrize("scheme", ["linear", "ntk", "llama3", "yarn"])
 def test_scaled_model_is_extended_from_where_it_stands(scheme):
-    options, wanted, scale = extended(scheme)
+    options, wanted, scale = extend(scheme)
     model = patch_model(scaled_llama(), scheme=scheme, factor=4.0, existing="extend", **options)
     found = model.model.rotary_emb.inv_freq.double().numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
@@ -150,7 +150,7 @@ def test_scaled_model_is_extended_from_where_it_stands(scheme):
 
 @pytest.mark.parametrize("scheme", ["linear", "ntk", "llama3", "yarn"])
 def test_extension_of_a_scaled_model_loads_as_longrope(scheme):
-    model = patch_model(scaled_llama(), scheme=scheme, factor=4.0, existing="extend", **extended(scheme)[0])
+    model = patch_model(scaled_llama(), scheme=scheme, factor=4.0, existing="extend", **extend(scheme)[0])
     assert model.config.rope_parameters["rope_type"] == "longrope"
     fresh = LlamaForCausalLM(LlamaConfig(**model.config.to_dict())).eval()
     assert torch.equal(model.model.rotary_emb.inv_freq, fresh.model.rotary_emb.inv_freq)

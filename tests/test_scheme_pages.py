@@ -25,7 +25,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 @cache
 def made():
-    return scheme_pages.made()
+    return scheme_pages.make_pages()
 
 
 def test_every_scheme_has_an_entry_and_no_other_has_one():

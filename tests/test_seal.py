@@ -17,9 +17,9 @@ from image_cells import patched_images, pixels, states
 from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from stored_models import LONG, config_of, logits, patched
+from stored_models import LONG, config_of, logits, patched_model
 from test_adapters import trainer
-from test_old_checkpoints import FOLDERS, OLD, computed, loaded, metadata
+from test_old_checkpoints import FOLDERS, OLD, load_with_base, metadata, outputs_of
 from test_plain_load import plain_verdicts
 from transformers import AutoModelForCausalLM, Phi3Config, PhimoeConfig
 from typer.testing import CliRunner
@@ -163,7 +163,7 @@ def without_seal(folder):
 
 @pytest.mark.parametrize(("scheme", "kind"), [("alibi", "llama"), ("t5", "gpt2"), ("rope", "bert")])
 def test_weights_without_their_seal_are_refused(scheme, kind, tmp_path):
-    save(patched(scheme, kind), tmp_path / "a")
+    save(patched_model(scheme, kind), tmp_path / "a")
     without_seal(tmp_path / "a")
     with pytest.raises(PosencError, match=r"lack their seal"):
         load(tmp_path / "a")
@@ -172,8 +172,8 @@ def test_weights_without_their_seal_are_refused(scheme, kind, tmp_path):
 def test_sealed_weights_belong_to_a_sealed_config(tmp_path):
     """Files that were copied together from two checkpoints."""
     tiny("llama").save_pretrained(tmp_path / "plain")
-    save(patched("alibi", "llama"), tmp_path / "sealed")
-    save(patched("yarn", "llama"), tmp_path / "yarn")
+    save(patched_model("alibi", "llama"), tmp_path / "sealed")
+    save(patched_model("yarn", "llama"), tmp_path / "yarn")
     for name in ("plain", "yarn"):
         shutil.copy(tmp_path / "sealed" / "model.safetensors", tmp_path / name)
         with pytest.raises(PosencError, match="sealed"):
@@ -301,7 +301,9 @@ def test_within_reach_a_pattern_is_the_rope_of_phi(name):
 # ---------------------------------------------------------------------------------------------------------------------
 # Old checkpoints made safe
 
-GRADES = {name: describe(loaded(OLD / name)).portability.partition(":")[0] for name in ("llama_yarn", "llama_dca")}
+GRADES = {
+    name: describe(load_with_base(OLD / name)).portability.partition(":")[0] for name in ("llama_yarn", "llama_dca")
+}
 MODELS = [name for name in FOLDERS if (OLD / name / "config.json").exists()]
 
 
@@ -328,7 +330,7 @@ def test_old_checkpoints_are_sealed_in_place(name, tmp_path):
     assert config_of(folder)["posenc"]["format"] == 2
     assert sorted(before) == sorted(file.name for file in folder.iterdir())
     kwargs = {"dtype": torch.float32} if "bfloat16" in name else {}
-    torch.testing.assert_close(computed(load(folder, **kwargs), folder), expected_of(folder), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs_of(load(folder, **kwargs), folder), expected_of(folder), atol=1e-5, rtol=1e-5)
     model = load(folder)
     save(model, tmp_path / "again")
     assert seals(tmp_path / "again").keys() == seals(folder).keys()
@@ -354,7 +356,7 @@ def test_a_kill_while_sealing_leaves_a_checkpoint_that_loads(name, tmp_path):
             reseal(folder)
             os._exit(0)
         killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        torch.testing.assert_close(computed(load(folder), folder), expected_of(folder), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(outputs_of(load(folder), folder), expected_of(folder), atol=1e-5, rtol=1e-5)
         if not killed:
             break
         reseal(folder)

@@ -64,9 +64,9 @@ def space(model):
 def test_factors_stay_monotone_and_in_bounds(space, seed):
     rng = random.Random(seed)
     starts = list(space.starts().values())
-    child = space.varied(space.crossed(*rng.sample(starts, 2), rng), rng)
+    child = space.mutate(space.cross(*rng.sample(starts, 2), rng), rng)
     for _ in range(5):
-        child = space.varied(child, rng)
+        child = space.mutate(child, rng)
     attention, *factors = child
     assert factors == sorted(factors)
     assert min(factors) >= 1.0 and max(factors) <= 1.25 * TARGET / 256
@@ -97,7 +97,7 @@ def test_every_value_of_a_declared_range_is_taken_or_refused_clearly(scheme, mod
     genes = next(iter(space.starts().values()))
     assert space.scheme(genes).options() == pytest.approx(start.options())
     for _ in range(20):
-        genes = space.varied(genes, rng)
+        genes = space.mutate(genes, rng)
         try:
             space.scheme(genes).effect_on(space.geometry)
             taken += 1
@@ -141,10 +141,10 @@ class Line:
     def starts(self):
         return {"zero": (0.0,)}
 
-    def varied(self, genes, rng):
+    def mutate(self, genes, rng):
         return (round(genes[0] + rng.gauss(0, 1), 3),)
 
-    def crossed(self, first, second, rng):
+    def cross(self, first, second, rng):
         return ((first[0] + second[0]) / 2,)
 
 
@@ -172,10 +172,10 @@ def test_a_poisoned_candidate_cannot_win(poison):
 
 def test_a_search_over_one_candidate_returns_it():
     class Point(Line):
-        def varied(self, genes, rng):
+        def mutate(self, genes, rng):
             return genes
 
-        crossed = varied
+        cross = mutate
 
     found = evolve(Point(), lambda candidates, count: [[1.0] * count for _ in candidates], Budget(), seed=0)
     assert len(found) == 1 and found[0].genes == (0.0,)
@@ -232,7 +232,7 @@ def test_a_sample_is_scored_as_transformers_scores_it(model, documents, tokenize
 def test_frequencies_written_in_place_are_those_of_the_patch(model, space, documents):
     samples = text_samples(documents, TARGET, 2, None)
     before = sample_losses(model, samples)
-    genes = space.varied(space.starts()["yarn's factors"], random.Random(3))
+    genes = space.mutate(space.starts()["yarn's factors"], random.Random(3))
     with LiveRope(model).holding(genes[1:], genes[0]):
         tried = sample_losses(model, samples)
     assert sample_losses(model, samples) == before
@@ -282,7 +282,7 @@ def test_options_of_a_scheme_are_searched(model, tokenizer, documents):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target_length": 100}, "no longer than the trained length"),
+        ({"target_length": 100}, "not longer than the trained length"),
         ({"scheme": "linear"}, "no options that could be searched"),
         ({"scheme": SCHEMES["linear"](factor=2.0, temperature="log")}, "no options that could be searched"),
         ({"scheme": SCHEMES["longrope"](factor=2.0, temperature="drope")}, "leave temperature out"),

@@ -28,7 +28,7 @@ from hf_posenc.checkpoints.on_disk import describe_checkpoint, patch_checkpoint
 from hf_posenc.evaluation import Options, evaluate, tokenized
 from hf_posenc.evaluation.measures.embeddings import Pooled, embedder_of
 from hf_posenc.evaluation.measures.haystacks import Haystacks
-from hf_posenc.evaluation.suites.lemb import evaluate_lemb, measured, plan_lemb, task_names
+from hf_posenc.evaluation.suites.lemb import evaluate_lemb, measure_task, plan_lemb, task_names
 from hf_posenc.patching.embedders import is_embedder
 
 st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed: an extra, 'embed'")
@@ -275,7 +275,7 @@ def test_mteb_scores_what_the_model_embeds(wrapped, plain):
     texts = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
     data["corpus"] = data["corpus"].map(lambda row: {"text": texts[pairs[row["id"]]], "title": ""})
     data["relevant_docs"] = {query: {document: 1} for document, query in pairs.items()}
-    row = measured(model, bytes_tokenizer(), task, "test", 32, "unpatched")
+    row = measure_task(model, bytes_tokenizer(), task, "test", 32, "unpatched")
     assert (row.protocol, row.length, row.value, row.n) == ("mteb", 32, 1.0, 2)
     assert row.details["read"] == 32
     if wrapped:

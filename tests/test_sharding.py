@@ -45,7 +45,7 @@ SHARED = {
 REFUSED = {
     "dropout": (["tiny_gpt2_rope", *PLAIN], "(attn_pdrop)"),
     "documents": (["tiny_yarn", "--data.answer_weight=1.0"], "cross document boundaries"),
-    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' rotates all keys anew"),
+    "dynamic_ntk": (["tiny_yarn", *PLAIN, "--scheme={name: dynamic_ntk}"], "'dynamic_ntk' rotates all keys again"),
 }
 
 with_tiny = pytest.mark.skipif("tiny" not in NAMES, reason="the package was built without its model")
@@ -73,7 +73,7 @@ def losses(folder: Path) -> list[float]:
     return [loss for _, loss in json.loads((folder / "metrics.json").read_text())["facts"]["losses"]]
 
 
-def seen(folder: Path) -> list[dict]:
+def read_notes(folder: Path) -> list[dict]:
     return [json.loads((folder / f"seen-{process}.json").read_text()) for process in range(2)]
 
 
@@ -92,7 +92,7 @@ def test_sharded_parameters_train_as_whole_ones(tmp_path, text):
     again = [*sharded, f"--output={tmp_path / 'again'}", f"--after={two / 'checkpoint-2'}"]
     in_two("fsdp2", [[*sharded, f"--output={two}"], again])
     same_in_the_end(tmp_path / "again", two)
-    for process in seen(two):
+    for process in read_notes(two):
         assert process["distributed"].endswith("FSDP")
         assert process["whole"] == [] and process["sharded"] > 40  # LoRA, norms and embeddings
         assert len(process["positions"][0]) == LENGTH
@@ -133,7 +133,7 @@ def test_a_run_on_shared_texts_goes_on_to_the_same_weights(shared):
 @pytest.mark.parametrize("name", SHARED)
 def test_a_shared_text_trains_as_a_whole_one(tmp_path, text, shared, name):
     in_one(words(*SHARED[name], text, "--train.per_device_train_batch_size=1", f"--output={tmp_path}"))
-    parts = [process["positions"][0] for process in seen(shared / name)]
+    parts = [process["positions"][0] for process in read_notes(shared / name)]
     assert [len(part) for part in parts] == [LENGTH // 2] * 2
     together = sorted(parts[0] + parts[1])
     assert len(set(together)) == LENGTH and (name == "alibi" or together == list(range(LENGTH)))
@@ -143,7 +143,7 @@ def test_a_shared_text_trains_as_a_whole_one(tmp_path, text, shared, name):
 @with_tiny
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_launch_would_get_wrong_is_refused(shared, name):
-    for process in seen(shared / name):
+    for process in read_notes(shared / name):
         assert REFUSED[name][1] in process["refused"]
 
 
@@ -152,7 +152,7 @@ def test_what_a_launch_would_get_wrong_is_refused(shared, name):
 )
 def test_schemes_that_need_more_than_causal_attention_are_refused(scheme):
     model = patch_model(tiny("llama"), scheme, **options(scheme))
-    with pytest.raises(PosencError, match=f"nothing else, and the scheme '{scheme}'"):
+    with pytest.raises(PosencError, match=f"only causal attention, and the scheme '{scheme}'"):
         prepare_shared_text(model)
 
 
@@ -207,7 +207,7 @@ def settings(data: dict | None = None, model: dict | None = None, tune: dict | N
     )
 
 
-def launched(dataset: object = (), **sizes: int) -> tuple[SimpleNamespace, object]:
+def launch(dataset: object = (), **sizes: int) -> tuple[SimpleNamespace, object]:
     """How texts are spread, and what is trained on."""
     sizes = {"cp_size": 1, "tp_size": 1, "sp_size": 1, **sizes}
     enabled = {name.replace("_size", "_enabled"): size > 1 for name, size in sizes.items()}
@@ -226,17 +226,17 @@ def launched(dataset: object = (), **sizes: int) -> tuple[SimpleNamespace, objec
 )
 def test_data_that_cannot_be_shared_is_refused(asked, said):
     with pytest.raises(PosencError, match=said):
-        refuse_sharded_text(asked, *launched(cp_size=2))
-    refuse_sharded_text(asked, *launched())
-    refuse_sharded_text(settings(), *launched(cp_size=2))
+        refuse_sharded_text(asked, *launch(cp_size=2))
+    refuse_sharded_text(asked, *launch())
+    refuse_sharded_text(settings(), *launch(cp_size=2))
 
 
 def test_streams_and_other_ways_to_share_are_refused():
     with pytest.raises(PosencError, match="A stream of text"):
-        refuse_sharded_text(settings(), *launched(StreamedRows(list, None), cp_size=2))
+        refuse_sharded_text(settings(), *launch(StreamedRows(list, None), cp_size=2))
     for kind in ("tp_size", "sp_size"):
         with pytest.raises(PosencError, match="which recipes do not support"):
-            refuse_sharded_text(settings(), *launched(**{kind: 2}))
+            refuse_sharded_text(settings(), *launch(**{kind: 2}))
 
 
 def test_zero3_is_refused_at_once(monkeypatch):

@@ -33,34 +33,34 @@ CASES = [("llama", "yarn"), ("llama", "alibi"), ("gpt2", "learned"), ("bert", "r
 CASES += [("gemma3", "ntk"), ("gemma3", "alibi"), ("vit", "axial_rope"), ("clip", "learned")]
 
 
-def given(kind, scheme):
+def options_for(kind, scheme):
     return {} if kind in ("vit", "clip") else {**options(scheme), **({"trained_length": 32} if kind == "t5" else {})}
 
 
-def held(model):
+def configs_of(model):
     """Every config that a module holds, by its place."""
     found = ((f"{path}.{name}", value) for path, m in model.named_modules() for name, value in vars(m).items())
     return {place: value for place, value in found if isinstance(value, PreTrainedConfig)}
 
 
-def said(model):
-    return {place: (copy.deepcopy(vars(config)), config.to_dict()) for place, config in held(model).items()}
+def contents_of(model):
+    return {place: (copy.deepcopy(vars(config)), config.to_dict()) for place, config in configs_of(model).items()}
 
 
 @pytest.mark.parametrize(("kind", "scheme"), CASES)
 def test_the_other_model_keeps_its_config(kind, scheme):
     model = MODELS[kind]()
     other = type(model)(model.config)
-    shared, own, before = held(other), held(model), said(other)
-    patch_model(model, scheme, **given(kind, scheme))
+    shared, own, before = configs_of(other), configs_of(model), contents_of(other)
+    patch_model(model, scheme, **options_for(kind, scheme))
     check_model(model)
-    assert {place: id(config) for place, config in held(other).items()} == {p: id(c) for p, c in shared.items()}
-    assert said(other) == before
-    assert not {id(config) for config in held(model).values()} & {id(config) for config in shared.values()}
+    assert {place: id(config) for place, config in configs_of(other).items()} == {p: id(c) for p, c in shared.items()}
+    assert contents_of(other) == before
+    assert not {id(config) for config in configs_of(model).values()} & {id(config) for config in shared.values()}
     assert model.config.posenc["scheme"] == scheme
     unpatch_model(model)
-    assert {place: id(config) for place, config in held(model).items()} == {p: id(c) for p, c in own.items()}
-    assert said(other) == before
+    assert {place: id(config) for place, config in configs_of(model).items()} == {p: id(c) for p, c in own.items()}
+    assert contents_of(other) == before
 
 
 def test_the_other_model_is_saved_as_what_it_is(tmp_path):

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from cells import LENGTH, VOCAB, tiny, tokens
-from comparisons import assert_same_model, in_chunks, padded, same, where_they_stand
+from comparisons import assert_same, assert_same_model, in_chunks, padded_batch, where_they_stand
 from image_cells import tiny_images
 from peft import LoraConfig, get_peft_model
 from transformers import (
@@ -95,8 +95,8 @@ def test_every_kind_at_every_site(kind, site):
     meant = by_hand(patch_model(copy.deepcopy(model), site, **options(site)), ids, rule)
     patch_model(model, site, temperature=given, **options(site))
     check_model(model)
-    same(logits(model, ids), meant)
-    same(in_chunks(model, ids, DynamicCache(config=model.config), (9, 1, 1, 15)), meant)
+    assert_same(logits(model, ids), meant)
+    assert_same(in_chunks(model, ids, DynamicCache(config=model.config), (9, 1, 1, 15)), meant)
 
 
 # --- written out, in double precision ---
@@ -130,8 +130,10 @@ def test_written_out(family, scheme, kind):
     neutral = patch_model(copy.deepcopy(model), scheme, factor=4.0)
     meant = dense(neutral, ids, rule, causal=family != "bert")
     patch_model(model, scheme, temperature=given, factor=4.0)
-    same(logits(model, ids), meant)
-    same(logits(model.double(), ids).float(), dense(neutral.double(), ids, rule, causal=family != "bert").float())
+    assert_same(logits(model, ids), meant)
+    assert_same(
+        logits(model.double(), ids).float(), dense(neutral.double(), ids, rule, causal=family != "bert").float()
+    )
 
 
 def test_ssmax_starts_where_its_mean_is_one():
@@ -162,29 +164,29 @@ def test_unpatching_restores_every_bit(tempered):
 def test_padding_and_neighbours(tempered):
     rows = [tokens(1, n, seed=n)[0] for n in (12, 20, 31)]
     for side in ("left", "right"):
-        ids, mask, places = padded(rows, side)
+        ids, mask, places = padded_batch(rows, side)
         found = logits(tempered, ids, attention_mask=mask, position_ids=where_they_stand(mask))
         for row, place, own in zip(rows, places, found, strict=True):
-            same(own[place], logits(tempered, row[None])[0])
+            assert_same(own[place], logits(tempered, row[None])[0])
 
 
 def test_packed_texts(tempered):
     first, second = tokens(1, 14), tokens(1, 19, seed=2)
     places = torch.cat([torch.arange(14), torch.arange(19)])[None]
     found = logits(tempered, torch.cat([first, second], 1), position_ids=places, use_cache=False)
-    same(found, torch.cat([logits(tempered, first), logits(tempered, second)], 1))
+    assert_same(found, torch.cat([logits(tempered, first), logits(tempered, second)], 1))
 
 
 def test_static_cache_eager_and_compiled(tempered):
     ids = tokens(2, 40)
     meant = logits(tempered, ids)
     cache = StaticCache(config=tempered.config, max_cache_len=48)
-    same(in_chunks(tempered, ids, cache, (20, 1, 1, 18)), meant)
+    assert_same(in_chunks(tempered, ids, cache, (20, 1, 1, 18)), meant)
     if not tempered.model.posenc_temperature.trains and tempered.model.posenc.rotation is None:  # one is enough
         compiled = torch.compile(tempered, fullgraph=True, backend="eager")
-        same(logits(compiled, ids, use_cache=False), meant)
+        assert_same(logits(compiled, ids, use_cache=False), meant)
     tempered.set_attn_implementation("hf_posenc_eager")
-    same(logits(tempered, ids), meant)
+    assert_same(logits(tempered, ids), meant)
 
 
 def test_half_precision_keeps_the_factors_exact():
@@ -264,7 +266,7 @@ def ministral(beta=0.7, **sizes):
 def test_ministrals_own_module():
     ids = tokens(2, 40)
     model = patch_model(tiny("llama"), "rope", temperature=KINDS["ministral"][0])
-    same(logits(model, ids), logits(ministral(), ids))
+    assert_same(logits(model, ids), logits(ministral(), ids))
 
 
 def test_llama_4s_own_module():
@@ -291,7 +293,7 @@ def test_one_temperature_not_two(tmp_path):
     ids, own = tokens(2, 40), ministral()
     assert "the model's own" in describe(own).temperature
     kept = patch_model(ministral(), "ntk", factor=4.0)
-    same(
+    assert_same(
         logits(kept, ids),
         logits(patch_model(tiny("llama"), "ntk", factor=4.0, temperature=KINDS["ministral"][0]), ids),
     )
@@ -299,7 +301,7 @@ def test_one_temperature_not_two(tmp_path):
         model = patch_model(ministral(), "ntk", factor=4.0, temperature=given)
         check_model(model)
         assert "own" not in (describe(model).temperature or "")
-        same(logits(model, ids), logits(patch_model(tiny("llama"), "ntk", factor=4.0, temperature=given), ids))
+        assert_same(logits(model, ids), logits(patch_model(tiny("llama"), "ntk", factor=4.0, temperature=given), ids))
         save(model, tmp_path / "saved", overwrite=True)
         assert torch.equal(logits(load(tmp_path / "saved"), ids), logits(model, ids))
         own.config.architectures = model.config.architectures  # by saving
@@ -315,7 +317,7 @@ def test_ministrals_own_keys_travel_by_config(tmp_path):
     model, ids = patch_model(ministral(), "ntk", factor=4.0, temperature=given), tokens(2, 40)
     assert describe(model).portability.startswith("config")
     check_model(model)
-    same(logits(model, ids), logits(patch_model(ministral(0.3), "ntk", factor=4.0), ids))
+    assert_same(logits(model, ids), logits(patch_model(ministral(0.3), "ntk", factor=4.0), ids))
     save(model, tmp_path / "saved")
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), ids), logits(model, ids))
     assert torch.equal(logits(load(tmp_path / "saved"), ids), logits(model, ids))
@@ -338,7 +340,7 @@ def test_llama_4_keeps_or_loses_its_own(tmp_path):
     assert "llama4, the model's own" in describe(patch_model(model, "ntk", factor=4.0)).temperature
     patch_model(model, "rope", temperature="none")
     meant = logits(llama4(attn_temperature_tuning=False), ids)
-    same(logits(model, ids), meant)
+    assert_same(logits(model, ids), meant)
     assert describe(model).temperature is None and describe(model).portability.startswith("config")
     save(model, tmp_path / "saved")
     assert torch.equal(logits(load(tmp_path / "saved"), ids), logits(model, ids))

@@ -27,7 +27,7 @@ PATTERNS = {
 }
 
 
-def shared(name, window, other):
+def make_positions(name, window, other):
     rotation = None if name in ("window", "sparse") else LateRotation(inv_freq=(1.0, 0.3, 0.05), attention_scaling=1.2)
     return Positions(rotation, torch.device("cpu"), pattern=PATTERNS[name](window, other))
 
@@ -55,7 +55,7 @@ def pairs_in(plan, length):
 @given(length=st.integers(1, 40), window=st.integers(1, 20), other=st.integers(1, 9))
 def test_each_pair_that_is_seen_is_in_one_tile(name, length, window, other):
     at = torch.arange(length)[None]
-    held = shared(name, window, other)
+    held = make_positions(name, window, other)
     found = pairs_in(layout(held, at), length)
     assert torch.equal(found, held.pattern.visible(at, at)[0].long())
 
@@ -69,7 +69,7 @@ def test_stages_hold_each_pair_once(length, border, step, first):
     assert torch.equal(found, torch.ones(length, length, dtype=torch.long).tril())
 
 
-def masked(at):
+def document_mask(at):
     """The mask that transformers makes of documents that stand side by side; -1 is padding."""
     real, number = at >= 0, (at.diff(dim=-1, prepend=at[:, :1] - 1) != 1).long().cumsum(-1)
     same = (number[:, :, None] == number[:, None, :]) & real[:, :, None] & real[:, None, :]
@@ -88,13 +88,13 @@ def work(name, rows, dtype, groups=2, window=7, other=3):
     generator = torch.Generator().manual_seed(0)
     at = torch.tensor(rows)
     made = [torch.randn(len(at), h, at.shape[1], 8, generator=generator).to(dtype) for h in (2 * groups, 2, 2)]
-    mask = None if rows == LAYOUTS["whole"] else masked(at)
-    held = shared(name, window, other)
+    mask = None if rows == LAYOUTS["whole"] else document_mask(at)
+    held = make_positions(name, window, other)
     return zones.Work(*(x.requires_grad_() for x in made), mask, at.clamp(min=0), at.clamp(min=0), held.pattern, held,
                       0.3, 0.0, None, None, None)  # fmt: skip
 
 
-def tiled(w):
+def attend_in_tiles(w):
     job = layouts.plan_job(w.query, w.key, w.value, w.mask, w.at, w.keys_at, w.shared, w.scaling)
     assert job is not None
     return tiles.attend(w.query, w.key, w.value, job)
@@ -107,7 +107,7 @@ def test_outputs_and_gradients_are_those_of_scores_written_out(name, layout):
     w = work(name, LAYOUTS[layout], torch.float64)
     real = torch.tensor(LAYOUTS[layout]) >= 0
     weight = torch.randn(*w.query.shape[:1], w.query.shape[2], w.query.shape[1], 8, dtype=torch.float64)
-    found, (meant, _) = tiled(w), zones.in_blocks(w, w.mask is None, False)
+    found, (meant, _) = attend_in_tiles(w), zones.in_blocks(w, w.mask is None, False)
     # scores there are in fp32
     torch.testing.assert_close(found[real], meant[real], atol=1e-5, rtol=1e-5)
     grads = [torch.autograd.grad((x * weight)[real].sum(), (w.query, w.key, w.value)) for x in (found, meant)]
@@ -118,13 +118,13 @@ def test_outputs_and_gradients_are_those_of_scores_written_out(name, layout):
 @pytest.mark.parametrize("name", ["self_extend", "dca", "sparse"])
 def test_gradients_by_finite_differences(name):
     w = work(name, [[*range(11)]], torch.float64, groups=1, window=4)
-    run = lambda q, k, v: tiled(w._replace(query=q, key=k, value=v))  # noqa: E731
+    run = lambda q, k, v: attend_in_tiles(w._replace(query=q, key=k, value=v))  # noqa: E731
     assert torch.autograd.gradcheck(run, (w.query, w.key, w.value), atol=1e-6, fast_mode=True)
 
 
 def test_masks_that_let_anything_else_through_are_not_laid_out():
     at = torch.tensor(LAYOUTS["packed"])
-    fine = masked(at)
+    fine = document_mask(at)
     assert [(s.rows.start, s.tokens.start, s.tokens.stop) for s in find_texts(fine, at, 2)] == [
         *((0, 0, 10), (0, 10, 37)),
         *((1, 0, 5), (1, 5, 6), (1, 6, 37)),
@@ -162,7 +162,7 @@ def test_tokens_that_see_others_and_not_themselves_are_left_out_only_as_padding(
 
 def test_a_mask_that_changes_is_looked_at_again():
     at = torch.arange(6)[None]
-    mask = masked(at)
+    mask = document_mask(at)
     assert find_texts(mask, at, 1) == [tiles.Span(slice(0, 1), slice(0, 6))]
     mask[0, 0, 5, 0] = False
     assert find_texts(mask, at, 1) is None

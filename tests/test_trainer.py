@@ -46,7 +46,7 @@ def rows(asked: Settings) -> Dataset:
     return TrainingRows(stream, Plan(asked.data, [(STEPS * ROWS, LENGTH)], 0, made))
 
 
-def trained(output, kind: str = "llama", scheme: str | None = "yarn", **train):
+def train_and_record(output, kind: str = "llama", scheme: str | None = "yarn", **train):
     """Losses of all steps, and the trained weights."""
     asked = settings(output, kind, **train)
     model = tiny(kind, **DROPOUT.get(kind, {}))
@@ -65,7 +65,7 @@ def trained(output, kind: str = "llama", scheme: str | None = "yarn", **train):
     return losses, weights
 
 
-def same(one, other):
+def assert_same(one, other):
     """Adam turns rounding into a whole step where a gradient is nothing, so that a few weights may differ."""
     assert one[0] == pytest.approx(other[0], abs=1e-4)
     for name, weight in one[1].items():
@@ -78,25 +78,27 @@ CASES = [("llama", "yarn"), ("llama", "alibi"), ("gpt2", "rope"), ("bert", "alib
 @pytest.mark.parametrize("family, way", CASES)
 def test_a_batch_of_four_is_four_of_one(tmp_path, family, way):
     """Rows differ in how many tokens count, so that a mean of means would not do."""
-    whole = trained(tmp_path, family, way, per_device_train_batch_size=4)
-    parts = trained(tmp_path, family, way, per_device_train_batch_size=1, gradient_accumulation_steps=4)
-    same(whole, parts)
+    whole = train_and_record(tmp_path, family, way, per_device_train_batch_size=4)
+    parts = train_and_record(tmp_path, family, way, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    assert_same(whole, parts)
 
 
 @pytest.mark.parametrize("family, way", CASES)
 def test_recomputing_changes_nothing(tmp_path, family, way):
-    plain = trained(tmp_path, family, way, per_device_train_batch_size=4)
-    same(plain, trained(tmp_path, family, way, per_device_train_batch_size=4, gradient_checkpointing=True))
+    plain = train_and_record(tmp_path, family, way, per_device_train_batch_size=4)
+    assert_same(
+        plain, train_and_record(tmp_path, family, way, per_device_train_batch_size=4, gradient_checkpointing=True)
+    )
 
 
 @pytest.mark.parametrize("family, way", CASES)
 def test_the_loss_of_the_head_trains_as_that_of_all_logits(tmp_path, family, way):
-    short = trained(tmp_path, family, way, per_device_train_batch_size=4)
-    same(short, trained(tmp_path, family, way, per_device_train_batch_size=4, full_logits=True))
+    short = train_and_record(tmp_path, family, way, per_device_train_batch_size=4)
+    assert_same(short, train_and_record(tmp_path, family, way, per_device_train_batch_size=4, full_logits=True))
 
 
 def test_the_loss_falls_and_is_the_models_own(tmp_path):
-    losses, _ = trained(tmp_path, per_device_train_batch_size=4)
+    losses, _ = train_and_record(tmp_path, per_device_train_batch_size=4)
     asked = settings(tmp_path)
     data = rows(asked)
     model = patch_model(tiny("llama"), "yarn", factor=4.0)

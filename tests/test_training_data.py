@@ -227,7 +227,7 @@ def test_stdlib_has_its_own_split():
     [
         ({"path": "nowhere/*.txt"}, "No file matches"),
         ({"path": ["a.txt", "b.txt"]}, "None of these files"),
-        ({"path": "strange.bin"}, "none of .txt"),
+        ({"path": "strange.bin"}, "not one of .txt"),
         ({"path": "broken.jsonl"}, "cannot be read"),
         ({"path": "other.jsonl"}, "no column 'text' \\(data.column\\). Did you mean 'texts'"),
         ({"path": "numbers.jsonl"}, "holds int, not text"),

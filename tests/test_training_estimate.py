@@ -38,7 +38,7 @@ class Rows(Dataset):
         return {"input_ids": ids, "labels": ids, "position_ids": torch.arange(LENGTH)}
 
 
-def held(model) -> int:
+def memory_of(model) -> int:
     tensors = [*model.parameters(), *model.buffers()]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
@@ -71,5 +71,5 @@ def test_the_estimate_of_a_step_is_what_the_allocator_counts(tmp_path, case):
     head = None if asked.train.full_logits else LossHead(model)
     trainer = ContextTrainer(settings=asked, head=head, model=wrapped, args=arguments(asked), train_dataset=Rows())
     trainer.save_model = trainer._save_checkpoint = lambda *args, **kwargs: None
-    measured = held(wrapped) + peak(trainer.train)
+    measured = memory_of(wrapped) + peak(trainer.train)
     assert 1 - ERROR < found.peak / measured < 1 + ERROR, (found.peak / measured, found)

@@ -43,7 +43,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(model_path("tiny"))
 
 
-def learned(tokenizer, tokens: Tokens) -> list[str]:
+def predicted_texts(tokenizer, tokens: Tokens) -> list[str]:
     """The stretches that are predicted, as text."""
     found, before = [], False
     for token, wanted in zip(tokens.ids, tokens.predicted, strict=True):
@@ -57,7 +57,7 @@ def learned(tokenizer, tokens: Tokens) -> list[str]:
 
 def test_a_completion_is_learned_and_its_prompt_is_not(tokenizer):
     tokens = of_prompt(tokenizer, ("Name a colour: ", "blue"))
-    assert learned(tokenizer, tokens) == ["blue" + tokenizer.eos_token]
+    assert predicted_texts(tokenizer, tokens) == ["blue" + tokenizer.eos_token]
     assert tokens.ids[0] == tokenizer.bos_token_id and not tokens.predicted[0]
     assert tokenizer.decode(tokens.ids, skip_special_tokens=True) == "Name a colour: blue"
 
@@ -66,7 +66,7 @@ def test_a_completion_is_learned_and_its_prompt_is_not(tokenizer):
 def test_of_a_chat_what_the_assistant_says_is_learned(tokenizer, template):
     tokenizer.chat_template = template
     tokens = of_chat(tokenizer, CHAT)
-    assert learned(tokenizer, tokens) == ["Four.</>\n", "Five, I think.</>\n"]
+    assert predicted_texts(tokenizer, tokens) == ["Four.</>\n", "Five, I think.</>\n"]
     assert tokenizer.decode(tokens.ids) == tokenizer.apply_chat_template(CHAT, tokenize=False)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from cells import tiny, tokens
-from forked import peak_of, returned
+from forked import peak_of, result_of
 from torch import nn
 
 from hf_posenc import PosencError, patch_model
@@ -164,5 +164,5 @@ def memory_of_a_step(way):
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in Linux's units")
 def test_memory_is_a_fraction():
     """benchmarks/benchmark.py has the figure at full size; here all logits would be 256 MB, several times over."""
-    extra = {way: returned(partial(memory_of_a_step, way)) for way in ("full", "head")}
+    extra = {way: result_of(partial(memory_of_a_step, way)) for way in ("full", "head")}
     assert extra["full"] > 500 and extra["head"] < extra["full"] / 4, extra

@@ -11,7 +11,7 @@ from hf_posenc.training.tuning import choose_trainable, count_trainable
 PLAIN = dict(lora=LoraSettings(r=2))
 
 
-def trained(model):
+def trainable_names(model):
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
@@ -26,7 +26,7 @@ def trained(model):
 def test_attention_means_all_its_projections(kind, names):
     objective = "masked" if kind == "bert" else "causal"
     model = choose_trainable(tiny(kind), TuneSettings(**PLAIN, norms=False, embeddings=False), objective)
-    found = trained(model)
+    found = trainable_names(model)
     assert all("lora_" in name for name in found)
     layers = {name.split(".lora_")[0] for name in found}
     assert len(layers) == 2 * len(names)
@@ -42,7 +42,7 @@ def test_all_linear_is_more():
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 def test_norms_and_embeddings_are_trained_beside(kind):
     model = choose_trainable(tiny(kind), TuneSettings(**PLAIN), "masked" if kind == "bert" else "causal")
-    found = trained(model)
+    found = trainable_names(model)
     norms = [m for m in tiny(kind).modules() if "Norm" in type(m).__name__]
     whole = {name.rpartition(".")[0] for name in found if "modules_to_save" in name}
     embedded = [name for name in whole if any(word in name for word in ("embed_tokens", "wte", "word_embeddings"))]
@@ -68,11 +68,12 @@ def test_what_the_scheme_brought_is_trained(scheme, name):
     model = patch_model(tiny("llama"), scheme, **options)
     bare = TuneSettings(**PLAIN, norms=False, embeddings=False)
     assert any(
-        name in found and "modules_to_save" in found for found in trained(choose_trainable(model, bare, "causal"))
+        name in found and "modules_to_save" in found
+        for found in trainable_names(choose_trainable(model, bare, "causal"))
     )
     model = patch_model(tiny("llama"), scheme, **options)
     none = TuneSettings(**PLAIN, norms=False, embeddings=False, positions="none")
-    assert not any(name in found for found in trained(choose_trainable(model, none, "causal")))
+    assert not any(name in found for found in trainable_names(choose_trainable(model, none, "causal")))
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(r=2)])
@@ -81,7 +82,7 @@ def test_only_new_rows_change(lora):
     asked = TuneSettings(lora=lora, norms=False, embeddings=False, positions="new")
     wrapped = choose_trainable(model, asked, "masked")
     if lora is None:
-        assert trained(wrapped) == {"bert.embeddings.position_embeddings.weight"}
+        assert trainable_names(wrapped) == {"bert.embeddings.position_embeddings.weight"}
     before = {name: p.detach().clone() for name, p in wrapped.named_parameters()}
     optimizer = torch.optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=0.1, weight_decay=0.0)
     for _ in range(3):

@@ -29,7 +29,7 @@ def t5(kind):
     return model
 
 
-def padded(rows):
+def padded_batch(rows):
     width = max(map(len, rows))
     ids, mask = torch.zeros(2, len(rows), width, dtype=torch.long)
     for i, row in enumerate(rows):
@@ -39,7 +39,7 @@ def padded(rows):
 
 def assert_each_row_alone(model, rows, read, ends):
     """A decoder makes the same of padded rows, whole and in chunks that end there, as of each by itself."""
-    ids, mask = padded(rows)
+    ids, mask = padded_batch(rows)
     past, start, parts = EncoderDecoderCache(DynamicCache(), DynamicCache()), 0, []
     with torch.no_grad():
         for end in (*ends, ids.shape[1]):
@@ -88,7 +88,7 @@ def test_compiled_layers_know_what_the_table_was_asked_for(scheme, positions):
     torch._dynamo.reset()
     model = patch_model(tiny_model("gpt_bigcode"), scheme, **OPTIONS[scheme])
     rows = [tokens(1, n, seed=n)[0] for n in ((20, 28) if scheme == "sparse" else (LENGTH + 2, LENGTH + 9))]
-    ids, mask = padded(rows)
+    ids, mask = padded_batch(rows)
     places = (mask.cumsum(-1) - 1).clamp(min=0)
     if positions == "jumping":
         ids, mask = ids[1:], None

@@ -33,7 +33,7 @@ ONE_PER_SITE = ["none", "sinusoidal", "learned", "alibi", "t5", "rope", "yarn", 
 CROSS = {"gpt2": "crossattention", "bert_decoder": "crossattention.self"}
 
 
-def patched(scheme, kind, **overrides):
+def patched_model(scheme, kind, **overrides):
     return patch_model(tiny(kind, **overrides), scheme, **options(scheme))
 
 
@@ -42,7 +42,7 @@ def logits(model, ids=None, **inputs):
     return model(ids, **inputs).logits
 
 
-def same(actual, expected, tolerance=TOL):
+def assert_same(actual, expected, tolerance=TOL):
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
@@ -106,7 +106,7 @@ def layers(model):
     return model.base_model.h if hasattr(model.base_model, "h") else model.base_model.encoder.layer
 
 
-def encoded(rows=2, length=11):
+def encode(rows=2, length=11):
     states = torch.randn(rows, length, 32, generator=torch.Generator().manual_seed(5))
     mask = torch.ones(rows, length, dtype=torch.long)
     mask[0, -4:] = 0
@@ -119,30 +119,30 @@ def encoded(rows=2, length=11):
 def test_cross_attention_is_left_alone(scheme, kind, kernel):
     """What the cross-attention of a patched model is given, that of an unpatched one answers in the same way."""
     settings = dict(add_cross_attention=True, attn_implementation=kernel)
-    model, plain = patched(scheme, kind, **settings), tiny(kind, **settings)
+    model, plain = patched_model(scheme, kind, **settings), tiny(kind, **settings)
     calls = []
     for layer in layers(model):
         layer.get_submodule(CROSS[kind]).register_forward_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
-    logits(model, tokens(2, LONG), use_cache=False, **encoded())
+    logits(model, tokens(2, LONG), use_cache=False, **encode())
     assert len(calls) == 2
     for layer, (args, kwargs, output) in zip(layers(plain), calls, strict=True):
         with torch.no_grad():
             expected = layer.get_submodule(CROSS[kind])(*args, **kwargs)
-        same(output[0], expected[0], 1e-5)
+        assert_same(output[0], expected[0], 1e-5)
 
 
 @pytest.mark.parametrize("kind", CROSS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_decoding_beside_an_encoder_equals_a_full_pass(scheme, kind):
-    model, ids = patched(scheme, kind, add_cross_attention=True), tokens(2, LONG)
-    full = logits(model, ids, use_cache=False, **encoded())
-    assert (full - logits(model, ids, use_cache=False, **encoded(length=9))).abs().max() > 0.01
-    same(logits(model, ids, use_cache=True, **encoded()), full)
+    model, ids = patched_model(scheme, kind, add_cross_attention=True), tokens(2, LONG)
+    full = logits(model, ids, use_cache=False, **encode())
+    assert (full - logits(model, ids, use_cache=False, **encode(length=9))).abs().max() > 0.01
+    assert_same(logits(model, ids, use_cache=True, **encode()), full)
     chunks = [20, 1, 1, 30, 1, LONG - 53]
-    same(in_chunks(model, ids, None, chunks, **encoded()), full)
+    assert_same(in_chunks(model, ids, None, chunks, **encode()), full)
     static = StaticCache(config=model.config, max_cache_len=LONG + 3)
     both = EncoderDecoderCache(static, DynamicCache(config=model.config))
-    same(in_chunks(model, ids, both, chunks, **encoded()), full)
+    assert_same(in_chunks(model, ids, both, chunks, **encode()), full)
 
 
 # --- numbers ---
@@ -153,9 +153,9 @@ def test_decoding_beside_an_encoder_equals_a_full_pass(scheme, kind):
 def test_fp16_is_finite_and_close_to_fp32(scheme, kind):
     """Close to the same weights, rounded to fp16, computed in fp32."""
     ids = tokens(1, LONG)
-    exact = patched(scheme, kind).half().float()
+    exact = patched_model(scheme, kind).half().float()
     expected = logits(exact, ids)
-    output = logits(patched(scheme, kind).half(), ids).float()
+    output = logits(patched_model(scheme, kind).half(), ids).float()
     assert torch.isfinite(output).all()
     assert (output - expected).abs().mean() < 0.01
 
@@ -163,7 +163,7 @@ def test_fp16_is_finite_and_close_to_fp32(scheme, kind):
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert", "bert_decoder"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_inputs_embeds_do_as_well_as_ids(scheme, kind):
-    model, ids = patched(scheme, kind), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind), tokens(2, LONG)
     embeds = model.get_input_embeddings()(ids).detach()
     assert torch.equal(logits(model, inputs_embeds=embeds), logits(model, ids))
 
@@ -171,7 +171,7 @@ def test_inputs_embeds_do_as_well_as_ids(scheme, kind):
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert", "bert_decoder"])
 @pytest.mark.parametrize("scheme", ["alibi", "t5", "rope", "dynamic_ntk", "sinusoidal"])
 def test_attention_weights_sum_to_one_and_skip_padding(scheme, kind):
-    model, ids = patched(scheme, kind, attn_implementation="eager"), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind, attn_implementation="eager"), tokens(2, LONG)
     mask = torch.ones_like(ids)
     mask[0, -30:] = 0
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_attention_weights_sum_to_one_and_skip_padding(scheme, kind):
     assert len(weights) == 2
     for layer in weights:
         assert layer.shape == (2, 4, LONG, LONG)
-        same(layer.sum(-1), torch.ones(2, 4, LONG), 1e-5)
+        assert_same(layer.sum(-1), torch.ones(2, 4, LONG), 1e-5)
         assert (layer[0, :, :, -30:] == 0)[:, : LONG - 30].all()
         if kind in CAUSAL:
             assert (layer[1].triu(1) == 0).all()
@@ -205,16 +205,16 @@ def explicit_bias(scheme, model, positions, causal):
 @pytest.mark.parametrize("scheme", ["alibi", "t5"])
 def test_biases_go_by_position_ids(scheme, kind, kernel):
     """Skipped positions (PoSE): the same as a model without positions whose mask holds the bias."""
-    model, ids = patched(scheme, kind, attn_implementation=kernel), tokens(1, JUMPING.shape[1])
+    model, ids = patched_model(scheme, kind, attn_implementation=kernel), tokens(1, JUMPING.shape[1])
     causal = kind in CAUSAL
     bias = explicit_bias(scheme, model, JUMPING, causal)
     if causal:
         bias = bias.masked_fill(torch.ones_like(bias).triu(1).bool(), torch.finfo(torch.float32).min)
-    reference = patched("none", kind, attn_implementation="eager")
+    reference = patched_model("none", kind, attn_implementation="eager")
     inputs = {"use_cache": False} if causal else {}
     expected = logits(reference, ids, attention_mask=bias, **inputs)
     output = logits(model, ids, attention_mask=torch.ones_like(ids), position_ids=JUMPING, **inputs)
-    same(output, expected)
+    assert_same(output, expected)
     straight = logits(model, ids, attention_mask=torch.ones_like(ids), **inputs)
     assert (output - straight).abs().max() > 0.01
 
@@ -253,7 +253,7 @@ def test_going_on_from_positions_that_jump_is_right(scheme, kind, chunks, which)
             start += count
         return torch.cat(parts, 1)
 
-    same(run(), expected)
+    assert_same(run(), expected)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["dynamic", "static"])
@@ -261,7 +261,7 @@ def test_going_on_from_positions_that_jump_is_right(scheme, kind, chunks, which)
 @pytest.mark.parametrize(("scheme", "kind"), gap_cells)
 def test_decoding_a_right_padded_batch_is_right(scheme, kind, steps, which):
     """Padding stays in the cache, between a row's text and what is added to it."""
-    model, short, long = patched(scheme, kind), 20, LENGTH + 9
+    model, short, long = patched_model(scheme, kind), 20, LENGTH + 9
     ids, new = tokens(2, long), tokens(2, sum(steps), seed=4)
     mask = torch.ones(2, long + sum(steps), dtype=torch.long)
     mask[0, short:long] = 0
@@ -279,7 +279,7 @@ def test_decoding_a_right_padded_batch_is_right(scheme, kind, steps, which):
             start = here.stop
         return torch.cat(parts, 1)[mask.bool()]
 
-    same(run(), torch.cat(alone))
+    assert_same(run(), torch.cat(alone))
 
 
 # --- sliding windows ---
@@ -301,13 +301,13 @@ def sees_beyond(scheme, window):
 @pytest.mark.parametrize("kind", SLIDING)
 @pytest.mark.parametrize("scheme", [s for s in TEXT if sees_beyond(s, 16)])
 def test_decoding_past_a_sliding_window_equals_a_full_pass(scheme, kind):
-    model, ids = patched(scheme, kind, **SLIDING[kind]), tokens(2, LONG)
+    model, ids = patched_model(scheme, kind, **SLIDING[kind]), tokens(2, LONG)
     full = logits(model, ids, use_cache=False)
-    assert (full - logits(patched(scheme, kind), ids)).abs().max() > 0.1
+    assert (full - logits(patched_model(scheme, kind), ids)).abs().max() > 0.1
     # Tokens one by one past the window and the trained length: after a prefill, and from the first on.
     for chunks in ([*[1] * 40, LONG - 40], [5, 20, 1, 1, 30, LONG - 57], [40, *[1] * 20, LONG - 60]):
         for cache in caches(model, LONG + 5):
-            same(in_chunks(model, ids, cache, chunks), full)
+            assert_same(in_chunks(model, ids, cache, chunks), full)
 
 
 # --- caches that are cut, reused and handed on ---
@@ -318,22 +318,22 @@ DECODING += [("rope", "bert_decoder"), ("sinusoidal", "llama")]
 
 @pytest.mark.parametrize(("scheme", "kind"), DECODING)
 def test_caches_can_be_cut_and_reused(scheme, kind):
-    model, ids, other = patched(scheme, kind), tokens(1, LONG), tokens(1, LONG, seed=2)
+    model, ids, other = patched_model(scheme, kind), tokens(1, LONG), tokens(1, LONG, seed=2)
     full = logits(model, ids, use_cache=False)
     cache = DynamicCache(config=model.config)
     in_chunks(model, torch.cat([ids[:, :30], other[:, :20]], 1), cache, [30, 19, 1])
     cache.crop(-20)
-    same(in_chunks(model, ids[:, 30:], cache, [1, 25, LONG - 56]), full[:, 30:])
+    assert_same(in_chunks(model, ids[:, 30:], cache, [1, 25, LONG - 56]), full[:, 30:])
     cache = StaticCache(config=model.config, max_cache_len=LONG)
     in_chunks(model, other[:, :50], cache, [49, 1])
     cache.reset()
-    same(in_chunks(model, ids, cache, [20, 1, LONG - 21]), full)
+    assert_same(in_chunks(model, ids, cache, [20, 1, LONG - 21]), full)
 
 
 @pytest.mark.parametrize(("scheme", "kind"), DECODING)
 def test_ways_to_generate_agree(scheme, kind):
     """A static cache, guessing ahead, prefill in chunks and a second turn give what plain greedy search gives."""
-    model, prompt = patched(scheme, kind), tokens(1, 12).repeat(1, 2)
+    model, prompt = patched_model(scheme, kind), tokens(1, 12).repeat(1, 2)
     settings = dict(min_new_tokens=24, max_new_tokens=24, do_sample=False)
     expected = model.generate(prompt, **settings)
     assert torch.equal(model.generate(prompt, cache_implementation="static", **settings), expected)
@@ -363,12 +363,12 @@ OVER = LENGTH + 5
 
 @pytest.mark.parametrize(("scheme", "kind"), WHOLE_GRAPHS)
 def test_compiled_in_one_graph(scheme, kind, compiler):
-    model, ids = patched(scheme, kind, num_hidden_layers=1), tokens(2, OVER)
+    model, ids = patched_model(scheme, kind, num_hidden_layers=1), tokens(2, OVER)
     compiled = compiler(model, backend="eager", fullgraph=True)
     mask = torch.ones_like(ids)
     mask[0, -9:] = 0
     inputs = {"attention_mask": mask} | ({"use_cache": False} if kind in CAUSAL else {})
-    same(logits(compiled, ids, **inputs)[:, :-9], logits(model, ids, **inputs)[:, :-9], 1e-5)
+    assert_same(logits(compiled, ids, **inputs)[:, :-9], logits(model, ids, **inputs)[:, :-9], 1e-5)
 
 
 IN_PIECES = [(scheme, kind) for scheme in ("none", "sinusoidal", "learned") for kind in ("llama", "gpt2")]
@@ -380,23 +380,23 @@ FOLLOWED = list(zip(FOLLOWING, ("llama", "gpt2"), strict=True))
     ("scheme", "kind"), [*IN_PIECES, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in FOLLOWED)]
 )
 def test_compiled_in_any_number_of_graphs(scheme, kind, compiler):
-    model, ids = patched(scheme, kind, num_hidden_layers=1), tokens(2, OVER)
-    same(logits(compiler(model, backend="eager"), ids), logits(model, ids), 1e-5)
+    model, ids = patched_model(scheme, kind, num_hidden_layers=1), tokens(2, OVER)
+    assert_same(logits(compiler(model, backend="eager"), ids), logits(model, ids), 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "kind"), [("alibi", "llama"), ("yarn", "llama"), ("rope", "gpt2")])
 def test_compiled_by_inductor(scheme, kind, compiler):
-    model, ids = patched(scheme, kind, num_hidden_layers=1), tokens(2, OVER)
+    model, ids = patched_model(scheme, kind, num_hidden_layers=1), tokens(2, OVER)
     compiled = compiler(model, fullgraph=True)
-    same(logits(compiled, ids, use_cache=False), logits(model, ids, use_cache=False))
+    assert_same(logits(compiled, ids, use_cache=False), logits(model, ids, use_cache=False))
 
 
 @pytest.mark.parametrize(
     ("scheme", "kind"), [("alibi", "llama"), ("t5", "llama"), ("dynamic_ntk", "llama"), ("rope", "gpt2")]
 )
 def test_compiled_decoding_with_a_static_cache_compiles_once(scheme, kind, compiler):
-    model, ids, start = patched(scheme, kind), tokens(1, LONG), 20
+    model, ids, start = patched_model(scheme, kind), tokens(1, LONG), 20
     full = logits(model, ids, use_cache=False)
     cache = StaticCache(config=model.config, max_cache_len=LONG)
     logits(model, ids[:, :start], past_key_values=cache, use_cache=True)
@@ -404,7 +404,7 @@ def test_compiled_decoding_with_a_static_cache_compiles_once(scheme, kind, compi
     for i in range(start, LONG):
         inputs = dict(past_key_values=cache, use_cache=True, position_ids=torch.tensor([[i]]))
         with torch._dynamo.config.patch(error_on_recompile=i >= start + 2):
-            same(logits(compiled, ids[:, i : i + 1], **inputs), full[:, i : i + 1])
+            assert_same(logits(compiled, ids[:, i : i + 1], **inputs), full[:, i : i + 1])
 
 
 # --- what else is done with models ---
@@ -413,27 +413,27 @@ def test_compiled_decoding_with_a_static_cache_compiles_once(scheme, kind, compi
 @pytest.mark.parametrize("scheme", ["alibi", "t5", "dynamic_ntk"])
 def test_a_model_built_from_a_sealed_config_does_not_run_without_positions(scheme):
     with pytest.raises(PosencError, match="not patched"):
-        logits(transformers.GPT2LMHeadModel(copy.deepcopy(patched(scheme, "gpt2").config)), tokens(1, 8))
+        logits(transformers.GPT2LMHeadModel(copy.deepcopy(patched_model(scheme, "gpt2").config)), tokens(1, 8))
     with pytest.raises(KeyError, match="hf_posenc"):  # transformers does not know this kind of RoPE
-        transformers.LlamaForCausalLM(copy.deepcopy(patched(scheme, "llama").config))
+        transformers.LlamaForCausalLM(copy.deepcopy(patched_model(scheme, "llama").config))
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["dynamic", "static"])
 @pytest.mark.parametrize("scheme", NEEDS_KEY_POSITIONS)
 def test_a_cache_without_positions_runs_up_to_the_text(scheme, which):
     """Somebody else may have filled it: its tokens are taken to stand without a gap before those of the call."""
-    model, ids = patched(scheme, "llama"), tokens(2, LENGTH + 9)
+    model, ids = patched_model(scheme, "llama"), tokens(2, LENGTH + 9)
     filled, cache = DynamicCache(config=model.config), caches(model, ids.shape[1])[which]
     logits(model, ids[:, :-4], past_key_values=filled, use_cache=True)
     for i, layer in enumerate(filled.layers):
         cache.update(layer.keys, layer.values, i)
     rest = logits(model, ids[:, -4:], past_key_values=cache, use_cache=True)
-    same(rest, logits(model, ids, use_cache=False)[:, -4:])
+    assert_same(rest, logits(model, ids, use_cache=False)[:, -4:])
 
 
 @pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
 def test_schemes_that_need_no_key_positions_note_none(scheme):
-    model = patched(scheme, "llama")
+    model = patched_model(scheme, "llama")
     cache = DynamicCache(config=model.config)
     logits(model, tokens(1, 8), past_key_values=cache, use_cache=True)
     assert {type(layer) for layer in cache.layers} == {DynamicLayer}

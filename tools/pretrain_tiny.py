@@ -90,10 +90,10 @@ def settings_of(path: str, overrides: Sequence[str] = ()) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        raise PosencError(f"The settings do not fit: {'; '.join(map(told, error.errors()))}.") from None
+        raise PosencError(f"The settings do not fit: {'; '.join(map(fault_words, error.errors()))}.") from None
 
 
-def told(problem: Any) -> str:
+def fault_words(problem: Any) -> str:
     """One fault of the settings, with the key that may have been meant."""
     where = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":

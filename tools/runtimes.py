@@ -33,12 +33,12 @@ sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
 
 from hf_posenc import PosencError, patch_model, save  # noqa: E402
 from hf_posenc.engines.kinds import is_scheme, keys_of, kind_of_rope  # noqa: E402
 from hf_posenc.engines.table import Entry, record_entries  # noqa: E402
-from hf_posenc.patching.other_readers import WRITTEN  # noqa: E402
+from hf_posenc.patching.other_readers import foreign_keys  # noqa: E402
 from hf_posenc.schemes.frequencies import MSCALES  # noqa: E402
 from hf_posenc.serving import llama_cpp, onnx_reader  # noqa: E402
 from hf_posenc.serving.external_runtimes import CT2, MLX, VLLM, ExternalRuntime  # noqa: E402
@@ -329,7 +329,8 @@ def bare(cell: Cell) -> Cell | None:
     """A cell as transformers alone would have saved it; None where nothing else is written."""
     raw = cell.config
     rope = raw.get("rope_parameters") or {}
-    written = {key for key in (*WRITTEN, "posenc") if key in raw} | {key for key in MSCALES if key in rope}
+    others = foreign_keys(CONFIG_MAPPING[raw["model_type"]])
+    written = {key for key in (*others, "posenc") if key in raw} | {key for key in MSCALES if key in rope}
     if cell.kind == "sealed" or not written - {"posenc"}:
         return None
     place = cell.folder.with_name(cell.folder.name + "-bare")

@@ -65,7 +65,7 @@ def bars(figures: Figures) -> list[tuple[str, float, str, float]]:
     return found
 
 
-def met(value: float, sign: str, limit: float) -> bool:
+def is_met(value: float, sign: str, limit: float) -> bool:
     return value <= limit if sign == "<=" else value >= limit
 
 
@@ -102,7 +102,7 @@ def main() -> None:
         Path(asked.json).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
     missed = []
     for what, value, sign, limit in bars(figures):
-        kept = met(value, sign, limit)
+        kept = is_met(value, sign, limit)
         missed += [what] * (not kept)
         print(f"{what}: {value:.3f} (must be {sign} {limit:g}){'' if kept else ' MISSED'}")
     sys.exit(f"missed: {', '.join(missed)}" if missed else 0)

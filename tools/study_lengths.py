@@ -68,7 +68,7 @@ def passkeys(model: Any, tokenizer: Any, document: Document, length: int, seed: 
         for candidate in keys.values():
             answer = continuation(tokenizer, prompt, f" {candidate}")
             whole = asked + answer
-            logits = read.further(torch.tensor([whole[:-1]]), len(answer)).log_softmax(-1)[0].cpu()
+            logits = read.logits_after(torch.tensor([whole[:-1]]), len(answer)).log_softmax(-1)[0].cpu()
             read.forget()
             losses[candidate] = -float(logits.gather(-1, torch.tensor(answer)[:, None]).double().sum())
             if candidate == key:  # written greedily as far as every token of the answer was the likeliest

@@ -61,7 +61,7 @@ def arms() -> dict[str, Arm]:
     return found
 
 
-def trained(arm: Arm, seed: int, folder: Path, more: list[str]) -> str:
+def train_arm(arm: Arm, seed: int, folder: Path, more: list[str]) -> str:
     """The folder of the arm's model; trains it where it is not there yet, or goes on where a run was cut off."""
     if arm.recipe is None:
         return "tiny"
@@ -75,7 +75,9 @@ def trained(arm: Arm, seed: int, folder: Path, more: list[str]) -> str:
     return str(output / ("adapter" if (output / "adapter").exists() else "model"))
 
 
-def measured(arm: Arm, path: str, seed: int, documents: list[Document], windows: int, trials: int) -> Iterator[dict]:
+def measure_arm(
+    arm: Arm, path: str, seed: int, documents: list[Document], windows: int, trials: int
+) -> Iterator[dict]:
     """Rows of an arm. Windows of text are the same for all seeds, so what is not trained reads them once."""
     model, tokenizer = load(path, dtype=torch.float32), AutoTokenizer.from_pretrained(model_path("tiny"))
     if arm.scheme is not None:
@@ -118,10 +120,10 @@ def main() -> None:
         for name, arm in arms().items():
             if asked.only not in name or any((row["arm"], row["seed"]) == (name, seed) for row in rows):
                 continue
-            path = trained(arm, seed, asked.out, [f"--{word}" for word in asked.train])
+            path = train_arm(arm, seed, asked.out, [f"--{word}" for word in asked.train])
             found = [
                 {"arm": name, "seed": seed, **row}
-                for row in measured(arm, path, seed, documents, asked.windows, asked.trials)
+                for row in measure_arm(arm, path, seed, documents, asked.windows, asked.trials)
             ]
             with file.open("a", encoding="utf-8") as out:
                 out.write("".join(json.dumps(row) + "\n" for row in found))

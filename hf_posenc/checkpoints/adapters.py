@@ -80,7 +80,7 @@ def base_name(base: Any, adapter: dict[str, Any], path: str) -> str:
 
 
 def dequantize_model(model: Any, dtype: Any) -> Any:
-    """The model with whole weights in place of 4 bits. Merged into 4 bits, an adapter would be rounded away."""
+    """The model with dequantized weights. Merged into weights of 4 bits, an adapter would be rounded away."""
     if not getattr(model, "is_loaded_in_4bit", False):
         return model
     if is_patched(model):

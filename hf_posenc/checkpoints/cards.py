@@ -31,7 +31,7 @@ PATCHED, MERGED, SAVED = "patched", "merged", "saved"
 LIBRARY = "sentence-transformers"
 
 
-def kept_card(path: str | os.PathLike[str]) -> list[str]:
+def card_to_keep(path: str | os.PathLike[str]) -> list[str]:
     """The name of the card in this folder if it must stay, since it is not exactly as we wrote it."""
     card = Path(path) / CARD
     return [CARD] if os.path.lexists(card) and not is_ours(card) else []

@@ -9,10 +9,10 @@ from transformers import PreTrainedConfig
 
 from ..compat.models import ORIGIN, attention_of
 from ..errors import PosencError
-from ..patching.other_readers import WRITTEN
+from ..patching.other_readers import foreign_keys
 from ..patching.seal import MARKS
 
-NOT_OF_THE_MODEL = (*ORIGIN, "architectures", "auto_map", *MARKS, *WRITTEN)
+NOT_OF_THE_MODEL = (*ORIGIN, "architectures", "auto_map", *MARKS)
 
 
 def arguments_from(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def arguments_from(config: Any, raw: dict[str, Any]) -> dict[str, Any]:
         found = repr(kind) if isinstance(config, PreTrainedConfig) else f"a {type(config).__name__}"
         raise PosencError(f"config= must be a config of a {raw.get('model_type')!r} model, got {found}.")
     values, own = config.to_dict(), type(config).from_dict(copy.deepcopy(raw)).to_dict()
-    changed = {k: v for k, v in values.items() if k not in NOT_OF_THE_MODEL and (k not in own or own[k] != v)}
+    left_out = {*NOT_OF_THE_MODEL, *foreign_keys(type(config))}
+    changed = {k: v for k, v in values.items() if k not in left_out and (k not in own or own[k] != v)}
     sections = sorted({"posenc", *config.sub_configs} & set(changed))
     if sections or "posenc" not in values:
         raise PosencError(

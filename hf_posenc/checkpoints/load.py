@@ -20,7 +20,7 @@ from ..errors import PosencError
 from ..families import Family, family_of
 from ..models import model_path
 from ..patching.checks import check_patch
-from ..patching.other_readers import WRITTEN
+from ..patching.other_readers import foreign_keys
 from ..patching.patch_state import refuse_unpatchable
 from ..patching.records import Record, section_of
 from ..patching.seal import MARKS, check_seal, has_seal, is_sealed_config
@@ -224,6 +224,9 @@ def _put_back_section(
 
     Values that decide which weights are built stay as they are, since they describe the weights in the file.
     """
+    kind = section.get("model_type")
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:  # the section of a part has a class of its own
+        cls = CONFIG_MAPPING[kind]
     own = {key: cls.attribute_map.get(key, key) for key in record.original}
     named = sorted({*own, *own.values(), "rope_parameters", "rope_scaling"} & set(kwargs))
     if named:
@@ -231,7 +234,7 @@ def _put_back_section(
     if "rope_parameters" in section and "rope_parameters" not in record.original:
         raise PosencError("The original of the posenc record lacks rope_parameters: it is damaged.")
     if "rope_parameters" in record.original:
-        for key in WRITTEN:  # or they would be taken for values of the original
+        for key in foreign_keys(cls):  # or they would be taken for values of the original
             section.pop(key, None)
     built: tuple[str | None, ...] = () if family is None else (*family.bias_flags, family.table_flag)
     if family is not None and len(family.axes) > 1:

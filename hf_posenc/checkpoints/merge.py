@@ -14,7 +14,7 @@ from ..models import model_path
 from ..patching.checks import check_model
 from ..patching.sidecar import ADAPTER
 from ..patching.sizes import config_length
-from .cards import MERGED, kept_card, write_card
+from .cards import MERGED, card_to_keep, write_card
 from .files import find
 from .load import load
 from .save import write
@@ -27,7 +27,7 @@ def merge(
 ) -> PreTrainedModel:
     """Write the base model with an adapter merged into it as one self-contained checkpoint, and return it.
 
-    The weights of a base in 4 bits are written as whole numbers. A tokenizer of the adapter or its base is copied,
+    The weights of a base in 4 bits are written dequantized. A tokenizer of the adapter or its base is copied,
     with its length updated. `overwrite` lets the checkpoint replace another one in `out`, but never the adapter or its
     base.
     """
@@ -41,7 +41,7 @@ def merge(
     untie(model)
     tokenizer = tokenizer_of(os.fspath(adapter), named)
     check_model(model)
-    kept = kept_card(out)
+    kept = card_to_keep(out)
     with stage_files(out, kept=kept) as folder:
         write(model, model, folder, False, {})
         if not kept:

@@ -35,7 +35,7 @@ from ..runtime.rotary import hush_transformers
 from ..schemes import Scheme
 from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
-from .cards import PATCHED, kept_card, write_card
+from .cards import PATCHED, card_to_keep, write_card
 from .embedders import copy_modules
 from .files import CONFIG, INDEX, PROOF, WEIGHTS, find, read_json, weight_files
 from .hub import refuse_missing_folder
@@ -66,23 +66,7 @@ def patch_checkpoint(
     origin = model_path(source)
     refuse_missing_folder(origin)
     refuse_target(target, overwrite, source=origin)
-    if find(origin, ADAPTER, {}) is not None:
-        raise PosencError(
-            f"{origin} holds an adapter, not a model. Merge it first: hf-posenc merge {origin} MERGED; or patch its "
-            "base model and train an adapter on that."
-        )
-    raw = config_of(origin)
-    family = family_of(raw.get("model_type"))
-    if family is not None and len(family.axes) > 1:
-        raise PosencError(
-            f"{origin} is a vision model, which are not patched on disk: load it, patch_model it, and save it with "
-            "hf_posenc.save."
-        )
-    if family is not None and family.bias_flags:
-        raise PosencError(
-            f"{origin} has weights of relative positions that a patch takes out, which is not done on disk: load it, "
-            "patch_model it, and save it with hf_posenc.save."
-        )
+    raw = _config_to_patch(origin)
     model, where = _skeleton(raw)
     files = weight_files(origin, {})
     keys = _table_keys(where, files)
@@ -101,7 +85,7 @@ def patch_checkpoint(
     for stack, key in keys:
         table: Any = getattr(stack.table.owner, stack.table.name)  # type: ignore[union-attr]
         tensors[key] = table.state_dict()["weight"]
-    kept = kept_card(target)
+    kept = card_to_keep(target)
     with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
         copy_modules(Path(origin), folder, _requested_length(fitted, where))
@@ -111,6 +95,28 @@ def patch_checkpoint(
         if not kept:
             write_card(folder, origin, PATCHED)
     return describe(model)
+
+
+def _config_to_patch(origin: str) -> dict[str, Any]:
+    """The content of config.json. Raises where the folder holds something that cannot be patched on disk."""
+    if find(origin, ADAPTER, {}) is not None:
+        raise PosencError(
+            f"{origin} holds an adapter, not a model. Merge it first: hf-posenc merge {origin} MERGED; or patch its "
+            "base model and train an adapter on that."
+        )
+    raw = config_of(origin)
+    family = family_of(raw.get("model_type"))
+    if family is not None and len(family.axes) > 1:
+        raise PosencError(
+            f"{origin} is a vision model, and these are not patched on disk: load it, patch_model it, and save "
+            "it with hf_posenc.save."
+        )
+    if family is not None and family.bias_flags:
+        raise PosencError(
+            f"{origin} has weights of relative positions that a patch takes out, which is not done on disk: load it, "
+            "patch_model it, and save it with hf_posenc.save."
+        )
+    return raw
 
 
 def _requested_length(scheme: Scheme, where: Places) -> int | None:

@@ -16,7 +16,7 @@ from ..patching.embedders import inner_model
 from ..patching.patch_state import is_patched
 from ..patching.sidecar import ADAPTER, seal_adapter
 from ..runtime.rotary import hush_transformers
-from .cards import kept_card, write_card
+from .cards import card_to_keep, write_card
 from .files import CONFIG, weight_files
 from .portable import write_portable
 from .push import push, take_push_arguments
@@ -44,7 +44,7 @@ def save(model: Any, path: str | os.PathLike[str], *, portable: bool = False, **
     if not kwargs.get("is_main_process", True):  # this process helps to gather the weights, and writes nothing
         model.save_pretrained(path, **kwargs)
         return
-    kept = kept_card(path)
+    kept = card_to_keep(path)
     with stage_files(path, kept=kept) as folder:
         write(model, base, folder, portable, kwargs)
         if not kept:

@@ -96,10 +96,9 @@ def families(
 
 
 def print_verified() -> None:
-    from ..families.verified import summary
-    from ..families.verified import verified as found_families
+    from ..families.verified import summary, verified_families
 
-    found, counts, rows = found_families(), Counter[str](), []
+    found, counts, rows = verified_families(), Counter[str](), []
     for name, verdicts in found["families"].items():
         word, done, reason = summary(verdicts)
         counts[word] += 1

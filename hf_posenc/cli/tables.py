@@ -26,10 +26,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _line(cells: Sequence[str], sizes: Sequence[int]) -> str:
     before = "".join(f"{cell:<{size}}{GAP}" for cell, size in zip(cells, sizes, strict=False))
-    return _hung(before, cells[-1])
+    return _with_hanging_indent(before, cells[-1])
 
 
-def _hung(before: str, text: str) -> str:
+def _with_hanging_indent(before: str, text: str) -> str:
     columns = width()
     if columns is None or len(before) + len(text) <= columns or columns - len(before) < NARROW:
         return (before + text).rstrip()
@@ -39,7 +39,7 @@ def _hung(before: str, text: str) -> str:
 
 def paragraph(text: str, indent: str = "") -> str:
     """Text wrapped to the width of the terminal."""
-    return _hung(indent, text)
+    return _with_hanging_indent(indent, text)
 
 
 def fits(columns: int) -> bool:

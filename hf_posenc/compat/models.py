@@ -29,6 +29,14 @@ def release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def value_of(config: Any, name: str) -> Any:
+    """A value of a config: None if it has none, the largest if layers differ in it."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # then no value is that of all layers
+        return max([value_of(layer, name) or 0 for layer in config.per_layer_config])
+
+
 def attention_of(config: Any) -> str:
     """The attention implementation in a config. transformers has a public way to ask only for whole models."""
     name: str = getattr(config, ATTENTION)

@@ -49,7 +49,7 @@ def kind_of_rope(rope: Mapping[str, Any]) -> str:
         return "plain" if number(rope.get("rope_theta")) in (None, USUAL_THETA) else "theta"
     if named == "yarn":
         return _kind_of_yarn(rope)
-    if named in ("linear", "proportional") and _still(rope):
+    if named in ("linear", "proportional") and _is_still(rope):
         return "none"
     return named if named in KINDS else "sealed"
 
@@ -69,7 +69,7 @@ def is_scheme(key: str) -> bool:
     return key.startswith(SCHEME)
 
 
-def _still(rope: Mapping[str, Any]) -> bool:
+def _is_still(rope: Mapping[str, Any]) -> bool:
     return rope.get("partial_rotary_factor") == 0 or (number(rope.get("factor")) or 1.0) > STILL
 
 

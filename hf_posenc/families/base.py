@@ -20,8 +20,10 @@ REFUSED: dict[str, str] = {}
 NO_TABLE: dict[str, str] = {}
 """Model types without a table that cannot be given one, and the reasons."""
 UNTOLD = "its layers are not told positions"
-TOLD_ONE = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_vl_moe_text", "qwen3_vl_text", "qwen4_exp_text")
+TOLD_ONE = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_vl_moe_text", "qwen3_vl_text")
 """Model types with M-RoPE whose layers are also told one position for each token of a text, besides the three."""
+SEVERAL = ("neomme",)
+"""Model types with M-RoPE whose rotary modules have no `mrope_section`."""
 STATES_FIRST = ("gemma3n_text",)
 """Model types whose layers carry several states for each token, in an axis in front of the batch."""
 

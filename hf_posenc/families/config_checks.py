@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..compat.models import value_of
 from ..errors import PosencError, UnsupportedModel
 
 DEEPEST = 100
@@ -21,7 +22,7 @@ def check_config(config: Any) -> None:
     _check_depth(vars(config))
     for part in (config, config.get_text_config()):
         for name in (*COUNTS, *LENGTHS):
-            value = getattr(part, name, None)
+            value = value_of(part, name)
             if isinstance(value, int) and (value > LARGEST or (name in COUNTS and value < 1)):
                 raise PosencError(
                     f"{name} in the config of this {part.model_type!r} model is "

@@ -12,7 +12,7 @@ FAILED = ("refused", "wrong", "cannot")
 
 
 @cache
-def verified() -> dict[str, Any]:
+def verified_families() -> dict[str, Any]:
     """`about` has the versions. `families` has, for each model type, a verdict for each scheme, or one under "*"."""
     table: dict[str, Any] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
     return table

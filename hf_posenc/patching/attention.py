@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from ..compat.models import ATTENTION, attention_of, has_mask_function
 from ..compat.pytorch import has_pre_hook
@@ -13,7 +14,7 @@ from ..core.biases import Bias
 from ..core.effects import CoordinateRotation, Effect, Geometry, Rotation
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
-from ..families.base import TOLD_ONE
+from ..families.base import SEVERAL, TOLD_ONE
 from ..families.places import argument_names
 from ..runtime import attention as _attention  # noqa: F401  importing registers the attention functions
 from ..runtime.grids import GridLink, before_image, before_rotation
@@ -40,9 +41,9 @@ def rotates_inside(effect: Effect, stack: Stack) -> bool:
 
 def refuse_several_positions(where: Places, stack: Stack, effects: Effects) -> None:
     """Raise where a scheme needs one position for each token and the model has several (M-RoPE)."""
-    sections = (getattr(site.own, "mrope_section", None) for site in stack.rotaries)
     kind = stack.config.model_type
-    if not any(sections) or (stack.root is where.base and kind in TOLD_ONE):
+    several = kind in SEVERAL or any([getattr(site.own, "mrope_section", None) for site in stack.rotaries])
+    if not several or (stack.root is where.base and kind in TOLD_ONE):
         return
     if any(effect.table is not None or works_inside(effect, stack) for effect in effects.values()):
         raise UnsupportedCell(
@@ -171,6 +172,13 @@ def _refuse_to_forget(stack: Stack, groups: list[Group], geometries: Mapping[str
         )
     if any({"layer_idx", "cycle_offset"} & set(argument_names(a)) for a in stack.attentions):
         raise UnsupportedCell("This scheme drops keys once a pass, and this model runs its layers more than once.")
+    cached = DynamicCache(config=stack.config).layers  # none where all layers keep keys and values
+    kinds = {type(cached[a.layer_idx]) for a in stack.attentions} if cached else set()
+    if other := sorted(kind.__name__ for kind in kinds - {DynamicLayer}):
+        raise UnsupportedCell(
+            f"This scheme drops keys from the cache, and attention layers of this {stack.config.model_type!r} model "
+            f"keep more than keys and values there ({', '.join(other)}). Use another scheme, such as 'self_extend'."
+        )
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

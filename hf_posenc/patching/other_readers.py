@@ -23,8 +23,6 @@ SEE = "see rope_parameters"
 LAYERS = "n_layers"
 """llama.cpp's converter reads the number of layers from this key before `num_hidden_layers`. With 0 layers it finds no
 place for the weights, and refuses."""
-WRITTEN = (THETA, SCALING, LAYERS)
-"""The keys that a patch may write for other runtimes."""
 NEAR = 2e-5
 """The largest relative difference between frequencies that agree."""
 
@@ -63,17 +61,23 @@ LEGACY = Reader(PLAIN, dict.fromkeys(PASSED_ON, SCALED))
 """mlx-lm 0.32.2, by its source: these models pass `rope_scaling` on; the others read only theta."""
 
 
+def foreign_keys(config_class: Any) -> tuple[str, ...]:
+    """The keys that a patch may write into such a config for other runtimes: none that the class reads itself."""
+    own_layers = LAYERS in config_class.attribute_map or hasattr(config_class, LAYERS)
+    own_theta = hasattr(config_class, THETA)
+    return (*(() if own_theta else (THETA, SCALING)), *(() if own_layers else (LAYERS,)))
+
+
 def keys_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotation | None, length: int) -> dict[str, Any]:
     """The keys to write beside `rope_parameters`, which mean the rotation `meant`. `length`: the config's length."""
     kind, model_type = parameters["rope_type"], config.model_type
     keys: dict[str, Any] = {}
-    if (
-        LAYERS not in config.attribute_map
-        and not hasattr(type(config), LAYERS)
-        and not (kind in CONVERTER.types(model_type) and _agrees(_frequencies_in_llama_cpp(parameters, meant), meant))
+    free = foreign_keys(type(config))
+    if LAYERS in free and not (
+        kind in CONVERTER.types(model_type) and _agrees(_frequencies_in_llama_cpp(parameters, meant), meant)
     ):
         keys[LAYERS] = 0
-    if hasattr(type(config), THETA):  # the class reads theta from this key itself
+    if THETA not in free:
         return keys
     if kind in LEGACY.types(model_type) and _agrees(_frequencies_in_mlx(parameters, meant, length), meant):
         keys[THETA] = parameters[THETA]
@@ -90,7 +94,7 @@ def entries_for_others(config: Any, parameters: Mapping[str, Any], meant: Rotati
 
 def entries_for_none(config: Any) -> list[Entry]:
     """Stops runtimes that read theta from a sealed config and then load all the weights."""
-    return [] if hasattr(type(config), THETA) else [Entry(config, THETA, SEE)]
+    return [Entry(config, THETA, SEE)] if THETA in foreign_keys(type(config)) else []
 
 
 Angles = tuple[Sequence[float], float]

@@ -37,13 +37,7 @@ SCALING_KEYS = (
 )
 """The keys of `rope_parameters` that say how RoPE is scaled; the other keys say what it rotates."""
 LARGEST_THETA = 1e30
-SCALED = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
+SCALED = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)
 """Rope parameters that change everything which a layer could read from them by itself."""
 MOVING = ("dynamic", "longrope")
 """The types of RoPE in transformers whose frequencies change with each call."""
@@ -220,7 +214,7 @@ class Built(NamedTuple):
     modules: list[Any]
     """New rotary modules, one for each of the stack's own."""
     changes: Changes
-    """What attention layers note differently when they are built from these parameters."""
+    """Attention layers, and the values that they hold when they are built from these parameters."""
 
 
 def build_rotary(
@@ -307,7 +301,7 @@ def rotary_edits(
 ) -> list[Edit]:
     """Puts rotary modules that rotate as the scheme means, and rope parameters from which anyone builds the same.
 
-    Layers that read those parameters by themselves note what layers built from them would note. But where a scheme
+    Layers that read those parameters themselves get the values of layers that are built from them. But where a scheme
     `rescales` a RoPE that is scaled already, such layers must stay as they are.
     """
     ropes = [geometries[group.name].rope or {} for group in groups]
@@ -360,7 +354,7 @@ def rotary_faults(
 
 
 def _layer_faults(stack: Stack, original: dict[str, Any] | None) -> list[str]:
-    """Which layers have noted other values than the config means, or than the original means where it is sealed."""
+    """Which layers hold other values than the config means, or than the original means where it is sealed."""
     config = copy.deepcopy(stack.config)
     if original is not None:
         config.rope_parameters = copy.deepcopy(original)

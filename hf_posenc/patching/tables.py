@@ -119,10 +119,11 @@ def _first_layer_edits(stack: Stack, source: TableSource) -> list[Edit]:
             f"This scheme adds to the input of the first layer, and this {kind!r} model has no list of as many "
             "layers as its config says, to find it in."
         )
-    table = source.module(None, stack.weight.weight)
+    table, link = source.module(None, stack.weight.weight), Link(stack.root)
     return [
         Swap(stack.root, "posenc_table", table),
-        Swap(first, "posenc_link", Link(stack.root)),
+        Swap(first, "posenc_link", link),
+        Swap(stack.root, "posenc_first", link),
         Hooks([first], before_first_layer),
         Swap(stack.root, "posenc_layers", _path_of_layers(stack.root, first)),
         Hooks([stack.root], before_layers),

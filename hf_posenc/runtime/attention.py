@@ -156,15 +156,15 @@ def _attend_in_stages(
     queries, keys = (p.expand(query.shape[0], -1) for p in (call.query, call.key(key.shape[2])))
     ahead = causal and mask is not None and not torch.compiler.is_compiling()
     ahead = ahead and not sight(mask, False, call, key.shape[2]).earlier
-    stage = shared.rotation.stage(_visible(queries, keys, mask, causal, ahead))
+    stage = shared.rotation.stage(_count_visible(queries, keys, mask, causal, ahead))
 
-    def rotated(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate_part(part: slice, now: Tensor) -> tuple[Tensor, Tensor]:
         q = rotate(query[:, :, part], shared.angles(queries[:, part], now), shared.layout)
         return q, rotate(key, shared.angles(keys, now), shared.layout)
 
     stages = [0] if query.shape[2] == 1 else stage.unique().tolist()
     if len(stages) == 1:
-        return kernel(module, *rotated(slice(None), stage[:, 0]), value, mask, **kwargs)
+        return kernel(module, *rotate_part(slice(None), stage[:, 0]), value, mask, **kwargs)
     if causal and kernel is kernels.sdpa and (job := _in_tiles(module, query, key, value, mask, call, shared, kwargs)):
         return tiles.attend(query, key, value, job), None
     parts = []
@@ -173,7 +173,7 @@ def _attend_in_stages(
         tokens = here.any(0).nonzero()
         part = slice(int(tokens[0]), int(tokens[-1]) + 1)
         rows = mask_rows(mask, part.start, part.stop, key.shape[2], causal, query.device)
-        q, k = rotated(part, torch.full_like(stage[:, 0], now))
+        q, k = rotate_part(part, torch.full_like(stage[:, 0], now))
         parts.append((here[:, part], part, kernel(module, q, k, value, rows, **{**kwargs, "is_causal": False})))
     return _merge(parts, query.shape[2])
 
@@ -206,7 +206,7 @@ def _merge(parts: list[tuple[Tensor, slice, Output]], length: int) -> Output:
     return outputs, every
 
 
-def _visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool, ahead: bool) -> Tensor:
+def _count_visible(queries: Tensor, keys: Tensor, mask: Tensor | None, causal: bool, ahead: bool) -> Tensor:
     """The number of tokens that each query sees: those up to itself, or up to the last that the mask shows."""
     if causal and not ahead:
         return queries + 1

@@ -119,7 +119,7 @@ class SinkLayer(DynamicLayer):
         return keys, values
 
     @property
-    def held(self) -> int:
+    def tokens_kept(self) -> int:
         """The number of tokens that it holds of each row."""
         return self.keys.shape[-2] if self.keys is not None and self.keys.ndim > 1 else 0
 
@@ -127,7 +127,7 @@ class SinkLayer(DynamicLayer):
         return self.given
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.held + query_length, self.given - self.held
+        return self.tokens_kept + query_length, self.given - self.tokens_kept
 
     def reset(self) -> None:
         super().reset()
@@ -135,10 +135,10 @@ class SinkLayer(DynamicLayer):
         clear_layer(self)
 
     def crop(self, tokens_to_remove: int) -> None:
-        if self.given > self.held:
+        if self.given > self.tokens_kept:
             raise PosencError("A streaming cache has dropped tokens and cannot be cropped. " + LOST)
         super().crop(tokens_to_remove)
-        self.given = self.held
+        self.given = self.tokens_kept
 
 
 def select_slots(x: Tensor, slots: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ class CarryingLayer(CacheLayerMixin):
         assert call.tracked is not None and call.sizes is not None
         places: Any = self.companions.setdefault(POSITIONS, SinkLayer())
         every = call.tracked
-        if places.held:
+        if places.tokens_kept:
             every = torch.cat([places.keys[:, 0, :, 0], every], -1)
         self.keep = places.keep = slots_to_keep(every, *call.sizes)
 

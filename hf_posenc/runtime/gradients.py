@@ -36,10 +36,10 @@ Attend = Callable[["Plan", Source, Tensor, Tensor, Tensor], Output]
 
 @dataclass(frozen=True)
 class Plan:
-    """What an attention call with a bias that trains is told beside its tensors."""
+    """What an attention call with a trained bias needs besides its tensors."""
 
     source: Callable[..., Source]
-    """Of the trained tensors."""
+    """Makes the source of the bias from the trained tensors."""
     attend: Attend
     scaling: float
     mask: Tensor | None = None
@@ -95,7 +95,7 @@ def attend(plan: Plan, source: Source, query: Tensor, key: Tensor, value: Tensor
     for part in plan.parts(query.shape[2], key.shape[2], 2 * BLOCK if flashes else BLOCK):
         here = slice(part.start, part.end)
         source.begin(part)
-        found, logs = (_flashed if flashes else _computed)(plan, part, source, query, key, value)
+        found, logs = (_attend_by_flash if flashes else _attend_by_scores)(plan, part, source, query, key, value)
         output[:, :, here], sums[:, :, here] = found.flip(2), logs.flip(2)
     return output, sums
 
@@ -112,7 +112,7 @@ def precision(query: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
-def _flashed(plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor, value: Tensor) -> Output:
+def _attend_by_flash(plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor, value: Tensor) -> Output:
     batch, heads, _, _ = query.shape
     key, value = (repeat_kv(x[:, :, : part.keys], heads // x.shape[1]) for x in (key, value))
     query = query[:, :, part.start : part.end].flip(2)
@@ -130,7 +130,7 @@ def _flashed(plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor,
     return torch.cat(outputs, 1), torch.cat(sums, 1)
 
 
-def _computed(
+def _attend_by_scores(
     plan: Plan, part: Part, source: Source, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor]:
     output, sums = _room(query[:, :, part.start : part.end], value)

@@ -13,21 +13,26 @@ from .positions import named_arguments, positions_in
 
 
 def before_layers(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises where another layer has come to be the first, and so nothing would add positions to the input."""
-    if getattr(_first_layer(root), "posenc_link", None) is None:
+    """Finds which layer is the first now. Raises where that layer has no table of positions before it.
+
+    Layers are told apart by their links: a wrapper (FSDP, recomputation, torch.compile) has the link of the layer
+    inside, and a copy of a layer has its own.
+    """
+    first = root.get_submodule(root.posenc_layers)[0]
+    link = getattr(first, "posenc_link", None)
+    if link is None:
         raise PosencError(
             "This model adds positions to the input of its first layer, and another layer has come to be the first. "
             "Call unpatch_model before layers are changed, and patch_model after it."
         )
-
-
-def _first_layer(root: Any) -> Any:
-    return root.get_submodule(root.posenc_layers)[0]
+    if link.root.posenc_first is not link:  # a copy has taken the place of the first layer
+        link.root.posenc_first = link
 
 
 def before_first_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Adds the vectors of a table to the input of the first layer, on families that have no table of their own."""
-    if _first_layer(layer.posenc_link.root) is not layer:  # a copy of the first, further up
+    link = layer.posenc_link
+    if link.root.posenc_first is not link:  # a copy of the first layer, further up
         return None
     given, name = named_arguments(layer, args, kwargs), argument_names(layer)[0]
     states, positions = given[name], positions_in(given)
@@ -36,8 +41,8 @@ def before_first_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             f"{type(layer).__name__} was called without position_ids, which the table before it needs. Call the "
             "model, or pass position_ids."
         )
-    added = layer.posenc_link.root.posenc_table(positions).to(states.device)
-    if states.ndim > added.ndim and layer.posenc_link.root.config.model_type not in STATES_FIRST:
+    added = link.root.posenc_table(positions).to(states.device)
+    if states.ndim > added.ndim and link.root.config.model_type not in STATES_FIRST:
         added = added.unsqueeze(-2)  # the layer has several states for each token
     return (), {**given, name: states + added}
 

@@ -19,7 +19,7 @@ from .flash import fits
 from .masks import boolean_mask, padding_of
 from .positions import Positions
 from .rotation import rotate
-from .tiles import Job, Keys, Queries, Run, Span, Tile, band, beyond, blocks, plain
+from .tiles import Job, Keys, Queries, Run, Span, Tile, band, beyond, blocks, causal_tiles
 
 BLOCK = 512
 """How many queries of a mask are looked at together, to limit memory."""
@@ -134,7 +134,7 @@ def _stage_layout(shared: Positions, rotation: FollowingRotation, at: Tensor) ->
     found, start = [], 0
     for count in counts.tolist():
         end = start + count
-        tiles = plain(start, end)
+        tiles = causal_tiles(start, end)
         if start:
             tiles.append(Tile(Run(start, count), Run(0, start)))
         cos, sin = shared.angles(at[:, :end], stages[start].expand(len(at)))

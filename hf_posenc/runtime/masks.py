@@ -93,13 +93,13 @@ def _examine(mask: Tensor, query: Tensor, key: Tensor, first: int | None, rising
 def keep_padding(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """Wrap a mask function of transformers so that its masks carry which tokens are padding (`padding_of`)."""
 
-    def made(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    def with_padding(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
         mask = make(*args, attention_mask=attention_mask, **kwargs)
         if mask is not None and attention_mask is not None and not torch.compiler.is_compiling():
             setattr(mask, PADDING, attention_mask == 0)
         return mask
 
-    return made
+    return with_padding
 
 
 def padding_of(mask: Tensor) -> Tensor | None:

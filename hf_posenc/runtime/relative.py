@@ -170,7 +170,7 @@ def _scores(work: Work, query: Tensor, key: Tensor, distance: Tensor, keys: slic
     scores = (content * work.scaling) @ key.mT
     position = query if terms.position is None else query + terms.position[:, None].to(query.dtype)
     if work.in_order:
-        scores = scores.add_(_skewed(work, position, keys.stop, ahead))
+        scores = scores.add_(_skew_products(work, position, keys.stop, ahead))
     else:
         by_query = position @ (terms.keys.to(query.dtype) * work.scaling).mT
         scores = scores.add_(by_query.gather(-1, _index(terms.rows, distance, scores.shape, by_query.shape[-1])))
@@ -181,7 +181,7 @@ def _scores(work: Work, query: Tensor, key: Tensor, distance: Tensor, keys: slic
     return scores if work.softcap is None else torch.tanh(scores / work.softcap) * work.softcap
 
 
-def _skewed(work: Work, query: Tensor, keys: int, ahead: int) -> Tensor:
+def _skew_products(work: Work, query: Tensor, keys: int, ahead: int) -> Tensor:
     """Queries times the vectors of their distances to all keys, where slots tell distances.
 
     With a column for each distance that occurs, from the last query to the first key on, row r has key j in column

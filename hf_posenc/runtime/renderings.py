@@ -51,10 +51,10 @@ class Request:
     def sight(self) -> Sight:
         """Facts about the mask, for renderings that are right only under a causal mask."""
         # A compiler cannot trace the lock inside `cached_property`.
-        return masks.UNKNOWN if torch.compiler.is_compiling() else self._seen
+        return masks.UNKNOWN if torch.compiler.is_compiling() else self._sight
 
     @cached_property
-    def _seen(self) -> Sight:
+    def _sight(self) -> Sight:
         return masks.sight(self.mask, self.causal, self.call, self.key.shape[2])
 
     @property
@@ -271,13 +271,13 @@ def _run_flex(
     def score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + numbers[h, of_key[b, j] - of_query[b, i] - first]
 
-    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i >= j if mask is None else mask.expand(len(query), query.shape[1], -1, -1)[b, h, i, j]
 
     block_mask = None
     if mask is not None or causal:
         heads = None if mask is None or mask.shape[1] == 1 else query.shape[1]
-        block_mask = create_block_mask(seen, len(query), heads, length, keys, device=str(query.device))
+        block_mask = create_block_mask(sees, len(query), heads, length, keys, device=str(query.device))
     given = {"score_mod": score, "block_mask": block_mask, "scale": scaling, "return_aux": AuxRequest(lse=True)}
     run = _compiled_flex(query.device.type)
     output, found = run(query, key, value, enable_gqa=query.shape[1] != key.shape[1], **given)

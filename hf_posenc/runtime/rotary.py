@@ -74,14 +74,14 @@ def hush_transformers(*other: str) -> Iterator[None]:
     """Suppress the warnings of transformers about the `rope_type` of sealed configs, about keys that only vLLM reads,
     and those that contain one of `other`. They need no action."""
 
-    def useful(record: logging.LogRecord) -> bool:
+    def is_useful(record: logging.LogRecord) -> bool:
         said = record.getMessage()
         theirs = "Unrecognized keys" in said and all(name in said for name in MSCALES)
         return not theirs and all(part not in said for part in (f"'rope_type'={SEALED!r}", *other))
 
     logger = logging.getLogger("transformers.modeling_rope_utils")
-    logger.addFilter(useful)
+    logger.addFilter(is_useful)
     try:
         yield
     finally:
-        logger.removeFilter(useful)
+        logger.removeFilter(is_useful)

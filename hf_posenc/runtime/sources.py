@@ -1,7 +1,8 @@
 """Where the bias of a block of queries comes from, and where its gradient goes.
 
-In a block the last query comes first: then query i and key j stand at number i + j of the distances, which fall. A
-bias of distance is a view of its numbers with both strides one, and its gradient is a sum along diagonals.
+In a block the last query comes first, and distances are listed from the largest down. So the pair of query i and key j
+is at entry i + j of the list: a bias of distance is a view of its numbers with both strides one, and its gradient is a
+sum along diagonals.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ class Source(Protocol):
     """Where the bias of a block comes from, and where its gradient goes."""
 
     def begin(self, part: Part) -> None:
-        """What follows is of this block."""
+        """Begin a block. `rows` and `take` are then about this block."""
 
     def rows(self, part: Part, batch: slice, heads: slice) -> Tensor:
-        """Of some rows and heads, (rows or 1, heads, queries, keys), the last query first; up to the next call."""
+        """The bias of some rows and heads, (rows or 1, heads, queries, keys), the last query first. The next call may
+        overwrite it."""
 
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        """The gradient of some rows and heads, (rows, heads, queries, keys + queries), with zeros behind the keys."""
+        """Add the gradient of some rows and heads, (rows, heads, queries, keys + queries), with zeros behind keys."""
 
     def finish(self, part: Part) -> None:
-        """All of a block has been taken."""
+        """End a block, all of whose gradients have been added."""
 
     def gradients(self) -> tuple[Tensor, ...]: ...
 
@@ -62,7 +64,7 @@ class Diagonals:
         return numbers.as_strided(size, strides, numbers.storage_offset())
 
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
-        sheared, first = _sheared(padded), self.length - part.end
+        sheared, first = _shear(padded), self.length - part.end
         self.gradient[heads, first : first + sheared.shape[3]] += sheared.sum((0, 2))
 
     def finish(self, part: Part) -> None:
@@ -73,7 +75,7 @@ class Diagonals:
 
 
 class Pairs:
-    """Any bias, from the positions of queries and keys; its own gradient is autograd's, a block at a time."""
+    """Any bias, computed from the positions of queries and keys. Autograd differentiates it, a block at a time."""
 
     def __init__(
         self, bias: Bias, names: tuple[str, ...], query: Tensor, key: Tensor, dtype: torch.dtype, *trained: Tensor
@@ -113,8 +115,8 @@ class Pairs:
 
 
 class Products:
-    """A bias that is a product of what the query and what the distance give, but for a few bends, where slots tell
-    distances. It is written with a column for each distance, and a view of that shifts from row to row."""
+    """A bias that is a product of a factor of the query and one of the distance, plus a few bends, where slots tell
+    distances. It is written with a column for each distance. A view of it shifts by one column from row to row."""
 
     def __init__(
         self, bias: Bias, names: tuple[str, ...], query: Tensor, first: int, dtype: torch.dtype, *trained: Tensor
@@ -149,7 +151,7 @@ class Products:
     def take(self, part: Part, batch: slice, heads: slice, padded: Tensor) -> None:
         if self.gradient is None:
             return
-        sheared = _sheared(padded)
+        sheared = _shear(padded)
         scale, slope, _, bends = self.factors.some(batch, heads)
         of_scale, of_slope, of_height, of_bends = self.gradient.some(batch, heads)
         both = (torch.stack([scale, torch.ones_like(scale)], 1)[:, None] @ sheared).sum(0)
@@ -174,8 +176,8 @@ class Products:
         return tuple(self.sums)
 
 
-def _sheared(padded: Tensor) -> Tensor:
-    """Rows of keys with zeros behind them, as rows of distances: one step less from row to row, and each diagonal is a
-    column; what comes in from the row before is zero."""
+def _shear(padded: Tensor) -> Tensor:
+    """Turn rows of keys into rows of distances: each row starts one step further left, so that diagonals become
+    columns. The zeros after the keys fill what moves in from the row before."""
     width = padded.shape[3] - 1
     return padded.as_strided((*padded.shape[:3], width), (*padded.stride()[:2], width, 1), padded.storage_offset())

@@ -93,7 +93,7 @@ class _Tiled(torch.autograd.Function):
         # Laid out as attention's caller wants it, so that it is not copied again.
         output = query.new_zeros((batch, length, heads, size))
         sums = query.new_zeros((batch, heads, length), dtype=precision(query))
-        for span, layout in _planned(job):
+        for span, layout in _spans_with_keys(job):
             for own, shared in _heads(query, key):
                 qkv = (query[_at(span, own)], key[_at(span, shared)], value[_at(span, shared)])
                 made, logs = _forward(*qkv, layout, job)
@@ -109,7 +109,7 @@ class _Tiled(torch.autograd.Function):
         query, key, value, output, sums = ctx.saved_tensors
         gradient, output = gradient.transpose(1, 2), output.transpose(1, 2)
         grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for span, layout in _planned(ctx.job):
+        for span, layout in _spans_with_keys(ctx.job):
             for own, shared in _heads(query, key):
                 places = (_at(span, own), _at(span, shared), _at(span, shared))
                 qkv = (query[places[0]], key[places[1]], value[places[2]])
@@ -120,7 +120,7 @@ class _Tiled(torch.autograd.Function):
         return (*grads, None)
 
 
-def _planned(job: Job) -> Iterator[tuple[Span, Sequence[Keys]]]:
+def _spans_with_keys(job: Job) -> Iterator[tuple[Span, Sequence[Keys]]]:
     for span in job.spans:
         yield span, job.plan(span)
 
@@ -137,18 +137,18 @@ def _at(span: Span, heads: slice) -> tuple[slice, slice, slice]:
     return span.rows, heads, span.tokens
 
 
-def _rotated(x: Tensor, angles: Angles | None, job: Job) -> Tensor:
+def _rotate(x: Tensor, angles: Angles | None, job: Job) -> Tensor:
     return x if angles is None else job.rotate(x, angles)
 
 
-def _taken(run: Run, x: Tensor, back: bool, heads: int) -> Tensor:
+def _take(run: Run, x: Tensor, back: bool, heads: int) -> Tensor:
     """(batch * runs, heads, tokens of a run, ...)."""
     taken = run.of(x).transpose(1, 2).flatten(0, 1)
     taken = taken.flip(2) if back else taken
     return taken if taken.shape[1] == heads else taken.expand(-1, heads, *taken.shape[2:])
 
 
-def _returned(x: Tensor, run: Run, back: bool, heads: int) -> Tensor:
+def _give_back(x: Tensor, run: Run, back: bool, heads: int) -> Tensor:
     """(batch, heads, runs, tokens of a run, ...)."""
     x = x if x.shape[1] == heads else x.sum(1, keepdim=True)
     return (x.flip(2) if back else x).unflatten(0, (-1, run.times)).transpose(1, 2)
@@ -158,25 +158,25 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, layout: Sequence[Keys], 
     output = query.new_empty(query.shape, dtype=precision(query))
     sums = output.new_full(query.shape[:3], -torch.inf)
     for keys in layout:
-        rotated_key = _rotated(key[:, :, : keys.end], keys.angles, job)
+        rotated_key = _rotate(key[:, :, : keys.end], keys.angles, job)
         for queries in keys.queries:
-            rotated_query = _rotated(query[:, :, queries.tokens], queries.angles, job)
+            rotated_query = _rotate(query[:, :, queries.tokens], queries.angles, job)
             for tile in queries.tiles:
-                run = _counted_from(queries.tokens.start, tile.query)
+                run = _shift_run(queries.tokens.start, tile.query)
                 taken = ((run, rotated_query), (tile.key, rotated_key), (tile.key, value))
-                q, k, v = (_taken(r, x, tile.back, query.shape[1]) for r, x in taken)
+                q, k, v = (_take(r, x, tile.back, query.shape[1]) for r, x in taken)
                 _join((output, sums), tile, flash(q, k, v, None, tile.causal, job.scaling))
     return output, sums
 
 
-def _counted_from(first: int, run: Run) -> Run:
+def _shift_run(first: int, run: Run) -> Run:
     return run._replace(start=run.start - first)
 
 
 def _join(total: Part, tile: Tile, made: Part) -> None:
     """Take a tile into the total, in place."""
     output, sums = (tile.query.of(x) for x in total)
-    new, logs = (_returned(x, tile.query, tile.back, x.shape[1]) for x in made)
+    new, logs = (_give_back(x, tile.query, tile.back, x.shape[1]) for x in made)
     both = torch.logaddexp(sums, logs)
     if tile.causal and not tile.back and tile.query == tile.key:  # the first that holds these queries
         output.copy_(new)
@@ -193,25 +193,25 @@ def _backward(
     of_query, of_key, of_value = (torch.zeros_like(x, dtype=exact) for x in qkv)
     output, sums = (x.contiguous() for x in whole)
     for keys in layout:
-        rotated_key = _rotated(key[:, :, : keys.end], keys.angles, job)
+        rotated_key = _rotate(key[:, :, : keys.end], keys.angles, job)
         to_key = torch.zeros_like(rotated_key, dtype=exact)
         for queries in keys.queries:
-            rotated_query = _rotated(query[:, :, queries.tokens], queries.angles, job)
+            rotated_query = _rotate(query[:, :, queries.tokens], queries.angles, job)
             to_query = torch.zeros_like(rotated_query, dtype=exact)
             for tile in queries.tiles:
-                run = _counted_from(queries.tokens.start, tile.query)
+                run = _shift_run(queries.tokens.start, tile.query)
                 taken = ((run, rotated_query), (tile.key, rotated_key), (tile.key, value))
-                q, k, v = (_taken(r, x, tile.back, heads) for r, x in taken)
-                of_out, out, logs = (_taken(tile.query, x, tile.back, heads) for x in (gradient, output, sums))
+                q, k, v = (_take(r, x, tile.back, heads) for r, x in taken)
+                of_out, out, logs = (_take(tile.query, x, tile.back, heads) for x in (gradient, output, sums))
                 made = flash_gradients(of_out, q, k, v, (out, logs), tile.causal, job.scaling)
                 for total, (r, _), new in zip((to_query, to_key, of_value), taken, made, strict=True):
-                    r.of(total).add_(_returned(new, r, tile.back, total.shape[1]))
-            of_query[:, :, queries.tokens] += _rotated_back(to_query, queries.angles, job)
-        of_key[:, :, : keys.end] += _rotated_back(to_key, keys.angles, job)
+                    r.of(total).add_(_give_back(new, r, tile.back, total.shape[1]))
+            of_query[:, :, queries.tokens] += _rotate_back(to_query, queries.angles, job)
+        of_key[:, :, : keys.end] += _rotate_back(to_key, keys.angles, job)
     return of_query, of_key, of_value
 
 
-def _rotated_back(x: Tensor, angles: Angles | None, job: Job) -> Tensor:
+def _rotate_back(x: Tensor, angles: Angles | None, job: Job) -> Tensor:
     """The gradient of what was rotated, from that of the rotated."""
     return x if angles is None else job.rotate(x, (angles[0], -angles[1]))
 
@@ -219,7 +219,7 @@ def _rotated_back(x: Tensor, angles: Angles | None, job: Job) -> Tensor:
 # --- layouts of tiles ---
 
 
-def plain(start: int, end: int) -> list[Tile]:
+def causal_tiles(start: int, end: int) -> list[Tile]:
     """Tokens start..end, each with those from start up to it."""
     run = Run(start, end - start)
     return [Tile(run, run, causal=True)]
@@ -230,7 +230,7 @@ def blocks(length: int, size: int) -> list[Tile]:
     whole = length // size
     run = Run(0, size, whole, size)
     tiles = [Tile(run, run, causal=True)] if whole else []
-    return tiles + (plain(whole * size, length) if length > whole * size else [])
+    return tiles + (causal_tiles(whole * size, length) if length > whole * size else [])
 
 
 def band(length: int, window: int) -> list[Tile]:

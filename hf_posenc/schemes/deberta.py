@@ -35,11 +35,14 @@ class Disentangled(RelativeTerms):
         layers, heads, size, hidden = geometry.layers, geometry.num_heads, geometry.head_dim, geometry.hidden_size
         generator, std = torch.Generator().manual_seed(seed), geometry.initializer_range
 
-        def new(*shape: int) -> nn.Parameter:
+        def new_parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(std * torch.randn(*shape, generator=generator))
 
-        self.table = new(2 * buckets, hidden)
-        self.to_key, self.to_query = new(layers, heads, size, hidden), new(layers, heads, size, hidden)
+        self.table = new_parameter(2 * buckets, hidden)
+        self.to_key, self.to_query = (
+            new_parameter(layers, heads, size, hidden),
+            new_parameter(layers, heads, size, hidden),
+        )
 
     def terms(self, layer: int, first: int, last: int) -> Terms:
         near = torch.arange(-self.most, self.most + 1, device=self.table.device)
@@ -48,14 +51,14 @@ class Disentangled(RelativeTerms):
         def of(apart: Tensor) -> Tensor:
             return rows[apart.clamp(-self.most, self.most) + self.most]
 
-        def projected(by_head: Tensor) -> Tensor:
+        def project(by_head: Tensor) -> Tensor:
             # Not `@`: with a trained factor it multiplies heads in another order, and rounds differently.
             return self.table.expand(len(by_head), -1, -1).bmm(by_head.mT)
 
         return Terms(
             rows=lambda distance: of(-distance),
-            keys=projected(self.to_key[layer]),
-            queries=projected(self.to_query[layer]),
+            keys=project(self.to_key[layer]),
+            queries=project(self.to_query[layer]),
             query_rows=of,
             reach=self.most,
             scale=3**-0.5,

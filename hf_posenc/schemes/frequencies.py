@@ -95,13 +95,13 @@ def llama3_frequencies(
 ) -> Frequencies:
     """Slow waves longer than length/low by factor, keep those shorter than length/high, and interpolate between."""
 
-    def scaled(f: float) -> float:
+    def rescale(f: float) -> float:
         turns = length * f / (2 * math.pi)
         kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
         kept = min(max(kept, 0.0), 1.0)
         return (1 - kept) * f / factor + kept * f
 
-    return tuple(scaled(f) for f in inv_freq)
+    return tuple(rescale(f) for f in inv_freq)
 
 
 def longrope_frequencies(inv_freq: Sequence[float], factors: Sequence[float]) -> Frequencies:
@@ -118,18 +118,18 @@ def proportional_frequencies(dim: int, theta: float, portion: float, factor: flo
     return tuple(f / factor if i < rotating else 0.0 for i, f in enumerate(default_frequencies(dim, theta)))
 
 
-def _plain(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
+def _default(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
     return default_frequencies(dim, rope["rope_theta"]), 1.0
 
 
 def _linear(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
-    return linear_frequencies(_plain(rope, dim)[0], rope["factor"]), 1.0
+    return linear_frequencies(_default(rope, dim)[0], rope["factor"]), 1.0
 
 
 def _yarn(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
     factor = rope["factor"]
     inv_freq = yarn_frequencies(
-        _plain(rope, dim)[0],
+        _default(rope, dim)[0],
         factor,
         rope["original_max_position_embeddings"],
         rope.get("beta_fast") or 32,
@@ -144,7 +144,7 @@ def _yarn(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
 def _llama3(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
     length = rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    return llama3_frequencies(_plain(rope, dim)[0], rope["factor"], length, low, high), 1.0
+    return llama3_frequencies(_default(rope, dim)[0], rope["factor"], length, low, high), 1.0
 
 
 def _longrope(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
@@ -156,7 +156,7 @@ def _longrope(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
     length = rope["original_max_position_embeddings"]
     given = rope.get("attention_factor")
     computed = longrope_attention_factor(rope.get("factor") or 1.0, length)
-    return longrope_frequencies(_plain(rope, dim)[0], rope["long_factor"]), computed if given is None else given
+    return longrope_frequencies(_default(rope, dim)[0], rope["long_factor"]), computed if given is None else given
 
 
 def _proportional(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float]:
@@ -165,7 +165,7 @@ def _proportional(rope: Mapping[str, Any], dim: int) -> tuple[Frequencies, float
 
 
 PRESENT = {
-    "default": _plain,
+    "default": _default,
     "linear": _linear,
     "yarn": _yarn,
     "llama3": _llama3,

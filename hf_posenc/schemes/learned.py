@@ -171,7 +171,7 @@ class _Source:
             weight = torch.randn(rows, self.geometry.hidden_size, generator=generator)
             weight = weight * self.geometry.initializer_range
         else:
-            weight = self._resized(self._trained(native.weight.detach().float()), rows)
+            weight = self._resize(self._trained_rows(native.weight.detach().float()), rows)
         weight = weight.to(dtype=like.dtype, device=like.device)
         return LearnedTable.from_pretrained(weight, freeze=False)
 
@@ -187,7 +187,7 @@ class _Source:
         weight = native.weight.detach()
         return LearnedTable.from_pretrained(weight, freeze=False)
 
-    def _trained(self, table: Tensor) -> Tensor:
+    def _trained_rows(self, table: Tensor) -> Tensor:
         length = self.geometry.trained_length
         if length > len(table):
             raise PosencError(
@@ -198,7 +198,7 @@ class _Source:
             raise PosencError("A table of one row cannot be resized: the model must have been trained at 2 or more.")
         return table[:length]
 
-    def _resized(self, table: Tensor, rows: int) -> Tensor:
+    def _resize(self, table: Tensor, rows: int) -> Tensor:
         if rows == len(table):
             return table.clone()
         if self.scheme.resize == "hierarchical":

@@ -22,11 +22,11 @@ class DistanceVectors(RelativeTerms):
         self.most, self.on_queries = most, on_queries
         shape, generator = (geometry.layers, 2 * most + 1, geometry.head_dim), torch.Generator().manual_seed(seed)
 
-        def new() -> nn.Parameter:
+        def new_parameter() -> nn.Parameter:
             return nn.Parameter(geometry.initializer_range * torch.randn(*shape, generator=generator))
 
-        self.keys = new()
-        self.values = new() if on_values else None
+        self.keys = new_parameter()
+        self.values = new_parameter() if on_values else None
 
     def terms(self, layer: int, first: int, last: int) -> Terms:
         def rows(distance: Tensor) -> Tensor:

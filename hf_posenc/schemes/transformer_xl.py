@@ -26,11 +26,11 @@ class ProjectedSinusoids(RelativeTerms):
         layers, heads, size, hidden = geometry.layers, geometry.num_heads, geometry.head_dim, geometry.hidden_size
         generator, std = torch.Generator().manual_seed(seed), geometry.initializer_range
 
-        def new(*shape: int) -> nn.Parameter:
+        def new_parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(std * torch.randn(*shape, generator=generator))
 
-        self.weight = new(layers, heads, size, hidden)
-        self.u, self.v = new(layers, heads, size), new(layers, heads, size)
+        self.weight = new_parameter(layers, heads, size, hidden)
+        self.u, self.v = new_parameter(layers, heads, size), new_parameter(layers, heads, size)
         inv_freq = [BASE ** (-2 * i / hidden) for i in range(hidden // 2)]
         self.frequencies = nn.Buffer(torch.tensor(inv_freq), persistent=False)
 

@@ -35,7 +35,7 @@ def evolve(
     starts = list(dict.fromkeys(space.starts().values()))
     known.update(zip(starts, judge(starts, budget.samples), strict=True))
     tried, read = len(starts), len(starts) * budget.samples
-    rounds = [_standing(known, tried, read)]
+    rounds = [_make_round(known, tried, read)]
     tell(rounds[0])
     seen = set(starts)
     for _ in range(budget.rounds):
@@ -53,7 +53,7 @@ def evolve(
             if rung < budget.samples:
                 survivors = _promising(found, known, rung, budget.parents)
         known.update(found)
-        rounds.append(_standing(known, tried, read))
+        rounds.append(_make_round(known, tried, read))
         tell(rounds[-1])
     return rounds
 
@@ -64,7 +64,7 @@ def mean(losses: Sequence[float]) -> float:
     return total
 
 
-def _standing(known: dict[Genes, list[float]], tried: int, read: int) -> Round:
+def _make_round(known: dict[Genes, list[float]], tried: int, read: int) -> Round:
     best = _best(known, 1)[0]
     return Round(tried, read, mean(known[best]), best)
 
@@ -94,9 +94,9 @@ def _children(space: Space, parents: list[Genes], count: int, seen: set[Genes], 
             break
         if attempt % 2 and len(parents) > 1:
             first, second = rng.sample(parents, 2)
-            child = space.varied(space.crossed(first, second, rng), rng)
+            child = space.mutate(space.cross(first, second, rng), rng)
         else:
-            child = space.varied(rng.choice(parents), rng)
+            child = space.mutate(rng.choice(parents), rng)
         if child not in seen and child not in found:
             found.append(child)
     return found

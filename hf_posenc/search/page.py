@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 from string import Template
 
-from ..evaluation.report.drawing import Box, Scale, digits, line, mark, svg, text, ticks, told
+from ..evaluation.report.drawing import Box, Scale, digits, line, mark, svg, text, ticks, with_tooltip
 from .search import READ, Found
 
 WIDE, HIGH = 640, 300
@@ -66,7 +66,8 @@ def _chart(title: str, desc: str, curves: Mapping[str, Sequence[tuple[float, flo
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
         drawn = f'<polyline class="curve" points="{path}"/>'
         drawn += "".join(
-            told(mark(across(x), up(y), style), f"{name}: {axes[0]} {x:g}, {y:.4g}", style == 0) for x, y in points
+            with_tooltip(mark(across(x), up(y), style), f"{name}: {axes[0]} {x:g}, {y:.4g}", style == 0)
+            for x, y in points
         )
         body += f'<g class="s{style % 7}">{drawn}</g>'
     body += text((BOX.left + BOX.right) / 2, HIGH - 8, axes[0], "tick", "middle")

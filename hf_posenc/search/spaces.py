@@ -36,9 +36,9 @@ class Space(Protocol):
         """The first candidates, by name."""
         ...
 
-    def varied(self, genes: Genes, rng: random.Random) -> Genes: ...
+    def mutate(self, genes: Genes, rng: random.Random) -> Genes: ...
 
-    def crossed(self, first: Genes, second: Genes, rng: random.Random) -> Genes: ...
+    def cross(self, first: Genes, second: Genes, rng: random.Random) -> Genes: ...
 
     def scheme(self, genes: Genes) -> Scheme:
         """The scheme of a candidate; raises if the scheme refuses it."""
@@ -87,7 +87,7 @@ class FactorSpace:
             found.append(max(min(max(factor, 1.0), self.most), found[-1] if found else 1.0))
         return tuple(found)
 
-    def varied(self, genes: Genes, rng: random.Random) -> Genes:
+    def mutate(self, genes: Genes, rng: random.Random) -> Genes:
         """Mutate single factors, or all from one pair on, or the attention factor."""
         attention, factors = genes[0], list(genes[1:])
         way = rng.choice(("each", "from", "attention"))
@@ -100,7 +100,7 @@ class FactorSpace:
             attention = min(max(attention * math.exp(rng.gauss(0, 0.04)), ATTENTION.low), ATTENTION.high)
         return (round(attention, 4), *(round(f, 4) for f in self.monotone(factors)))
 
-    def crossed(self, first: Genes, second: Genes, rng: random.Random) -> Genes:
+    def cross(self, first: Genes, second: Genes, rng: random.Random) -> Genes:
         attention, *factors = (rng.choice(pair) for pair in zip(first, second, strict=True))
         return (attention, *self.monotone(factors))
 
@@ -145,14 +145,14 @@ class OptionSpace:
         given |= {OF_TEMPERATURE + n: getattr(kind, n) for n in (kind.ranges() if kind else ())}
         return tuple(r.share(given[n]) if n in given else KEPT for n, r in self.ranges.items())
 
-    def varied(self, genes: Genes, rng: random.Random) -> Genes:
+    def mutate(self, genes: Genes, rng: random.Random) -> Genes:
         chosen = [rng.random() < max(CHANGED, 1 / len(genes)) for _ in genes]
         if not any(chosen):
             chosen[rng.randrange(len(genes))] = True
         moved = [rng.random() if x == KEPT else x + rng.gauss(0, 0.15) for x in genes]
         return tuple(round(min(max(m, 0.0), 1.0), 4) if c else x for x, m, c in zip(genes, moved, chosen, strict=True))
 
-    def crossed(self, first: Genes, second: Genes, rng: random.Random) -> Genes:
+    def cross(self, first: Genes, second: Genes, rng: random.Random) -> Genes:
         return tuple(rng.choice(pair) for pair in zip(first, second, strict=True))
 
     def scheme(self, genes: Genes) -> Scheme:

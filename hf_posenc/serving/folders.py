@@ -18,7 +18,7 @@ from ..engines.kinds import LISTED, kind_of_rope
 from ..errors import PosencError, UnsupportedCell
 from ..models import model_path
 from ..patching.describe import describe
-from ..patching.other_readers import SCALING, SEE, THETA, WRITTEN, keys_for_others
+from ..patching.other_readers import SCALING, SEE, THETA, foreign_keys, keys_for_others
 from ..patching.patch_state import record_of
 from ..patching.records import section_of, uses_layer_list
 from ..schemes.frequencies import MSCALES
@@ -87,7 +87,7 @@ def write_folder(
     raw.pop("posenc", None)  # the folder needs no patch
     if rotation is not None:
         section, length = section_of(raw, None), int(model.config.get_text_config().max_position_embeddings)
-        for key in WRITTEN:
+        for key in foreign_keys(type(model.config.get_text_config())):
             section.pop(key, None)
         section.update(WAYS[how](model, rotation, length, runtime))
     (folder / CONFIG).write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")

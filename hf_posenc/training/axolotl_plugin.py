@@ -27,7 +27,7 @@ class PosencArgs(BaseModel):
 
     @field_validator("posenc")
     @classmethod
-    def known(cls, asked: dict[str, Any]) -> dict[str, Any]:
+    def check_scheme(cls, asked: dict[str, Any]) -> dict[str, Any]:
         options = dict(asked)
         name = options.pop("scheme", None)
         if name not in SCHEMES:
@@ -40,7 +40,7 @@ class PosencPlugin(BasePlugin):
         return f"{__name__}.PosencArgs"
 
     def post_model_build(self, cfg: Any, model: Any) -> None:
-        options = dict(PosencArgs.known(dict(cfg.posenc or {})))
+        options = dict(PosencArgs.check_scheme(dict(cfg.posenc or {})))
         name = options.pop("scheme")
         patch_model(model, name, **options)
         own = attention_of(model.config) or ""

@@ -75,12 +75,12 @@ class Generations(TrainerCallback):
         model.eval()
         with torch.no_grad(), open(self.output / "generations.jsonl", "a", encoding="utf-8") as file:
             for document in self.documents:
-                before, written = self.continued(model, document)
+                before, written = self.continuation(model, document)
                 file.write(json.dumps({"step": state.global_step, "text": before, "written": written}) + "\n")
                 console.print(f"step {state.global_step}: ...{before} [bold]{written}[/]", highlight=False)
         model.train(training)
 
-    def continued(self, model: Any, document: Document) -> tuple[str, str]:
+    def continuation(self, model: Any, document: Document) -> tuple[str, str]:
         """The end of a text, and its continuation by the model."""
         bos = bos_of(self.tokenizer, None)
         opening = [] if bos is None else [bos]

@@ -9,7 +9,7 @@ import torch
 
 from .loss import rows_at_once
 from .settings import Settings
-from .tuning import adapted_layers, estimate_trainable, layer_sizes
+from .tuning import estimate_trainable, layer_sizes, layers_to_adapt
 
 FULL = 4
 """Bytes of a value in fp32, for trained parameters and their gradients."""
@@ -71,7 +71,7 @@ def activations(model: Any, asked: Settings, size: int) -> tuple[float, float]:
     wide = WIDE * width * computed
     if not train.gradient_checkpointing:
         learned = asked.tune.whole or any(
-            layer_sizes(layer)[0] == width for layer in adapted_layers(model, asked.tune)
+            layer_sizes(layer)[0] == width for layer in layers_to_adapt(model, asked.tune)
         )
         return layers * tokens * (narrow + (wide if learned else wide * FROZEN / WIDE)), 0
     parts = tokens if train.mlp_tokens is None else min(tokens, train.mlp_tokens)
@@ -83,7 +83,7 @@ def activations(model: Any, asked: Settings, size: int) -> tuple[float, float]:
 def adapter_inputs(model: Any, asked: Settings, size: int) -> float:
     """Extra bytes of a token that adapters keep: their input in fp32, and dropout."""
     each = (FULL if size < FULL else 0) + (DROPPED if asked.tune.lora and asked.tune.lora.lora_dropout else 0)
-    return each * sum(layer_sizes(layer)[0] for layer in adapted_layers(model, asked.tune))
+    return each * sum(layer_sizes(layer)[0] for layer in layers_to_adapt(model, asked.tune))
 
 
 def loss_bytes(model: Any, asked: Settings, size: int) -> float:

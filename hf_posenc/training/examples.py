@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import PosencError
-from .rows import Cutter, Row, endless
+from .rows import Cutter, Row, repeat_endlessly
 
 GENERATION = "{% generation"
 """How a chat template marks the assistant's turns, if it does."""
@@ -136,7 +136,7 @@ def pack_examples(examples: Sequence[Tokens], room: int, pad: int) -> Row:
 
 def whole_examples(examples: Callable[[], Iterator[Tokens]], pad: int) -> Cutter:
     """Rows of whole examples from a stream."""
-    source = endless(examples)
+    source = repeat_endlessly(examples)
     waiting: list[Tokens] = []
 
     def cut(index: int, room: int) -> Row:

@@ -125,7 +125,7 @@ class Wanted:
     weight: float = 1.0
 
     @property
-    def counted(self) -> Tensor | None:
+    def token_weights(self) -> Tensor | None:
         """The weight of each token; None if all are equal."""
         if self.answers is None or self.weight == 1:
             return None
@@ -153,7 +153,7 @@ class LossHead:
         weight, bias = master(self.layer, "weight"), master(self.layer, "bias")
         assert weight is not None
         flat = hidden.flatten(0, 1).to(compute_dtype(self.layer))
-        loss = linear_loss(flat, weight, bias, targets.flatten(), self.wanted.counted)
+        loss = linear_loss(flat, weight, bias, targets.flatten(), self.wanted.token_weights)
         return loss.reshape(1, 1, 1).clone()  # FSDP2 adds a hook to it, which a view may lose
 
     @contextlib.contextmanager

@@ -44,7 +44,7 @@ def _low(module: nn.Module) -> dict[str, torch.dtype]:
 
 @cache
 def _saying(cls: Any, dtype: torch.dtype) -> type:
-    return _named(cls, {"dtype": property(lambda self: dtype)})
+    return _subclass_with(cls, {"dtype": property(lambda self: dtype)})
 
 
 @cache
@@ -56,10 +56,12 @@ def _rounding(cls: Any, dtypes: tuple[tuple[str, torch.dtype], ...]) -> type:
 
         return property(read)
 
-    return _named(cls, {**{name: reads(name, dtype) for name, dtype in dtypes}, "posenc_rounded": dict(dtypes)})
+    return _subclass_with(
+        cls, {**{name: reads(name, dtype) for name, dtype in dtypes}, "posenc_rounded": dict(dtypes)}
+    )
 
 
-def _named(cls: type, more: dict[str, Any]) -> type:
+def _subclass_with(cls: type, more: dict[str, Any]) -> type:
     """A subclass with the same name, which transformers writes into configs."""
     return type(cls.__name__, (cls,), {**more, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
 

@@ -57,8 +57,8 @@ from .preparation import (
 from .resume import Clock, Past, console, find_checkpoint
 from .settings import Settings
 from .sharding import (
-    launched_parallel,
-    launched_sharded,
+    launcher_parallelism,
+    launcher_shards,
     prepare_shared_text,
     processes_per_text,
     refuse_lost_rows,
@@ -152,17 +152,17 @@ def prepare(settings: Settings, resume: bool = False, merged: bool = False) -> R
     refuse_targets(settings, model)
     refuse_recomputing(settings, model, args.device.type)
     refuse_full_disk(settings, estimate_trainable(model, settings.tune), parameters, merged)
-    refuse_lost_rows(settings, launched_sharded())
-    refuse_sharded_bits(settings, launched_sharded())
-    if processes_per_text(launched_parallel()) > 1:
+    refuse_lost_rows(settings, launcher_shards())
+    refuse_sharded_bits(settings, launcher_shards())
+    if processes_per_text(launcher_parallelism()) > 1:
         prepare_shared_text(model)
 
     texts = load_corpora(settings.data)
     measure = make_measurement(settings, texts, tokenizer, trained_length)
     rows = training_rows(settings, texts, tokenizer, rows_a_step(args))
     looked_at = held_out_rows(settings, texts, tokenizer) if settings.train.eval_steps else None
-    refuse_generations(settings, measure.keywords["documents"], launched_sharded())
-    refuse_sharded_text(settings, launched_parallel(), rows)
+    refuse_generations(settings, measure.keywords["documents"], launcher_shards())
+    refuse_sharded_text(settings, launcher_parallelism(), rows)
     refuse_other_head(settings, model, rows)
     return Run(
         settings, args, model, tokenizer, rows, looked_at, measure, source_names(texts), trained_length, parameters,
@@ -253,7 +253,7 @@ def run_facts(run: Run, trainer: ContextTrainer) -> dict[str, Any]:
         "held_out_losses": [(e["step"], e["eval_loss"]) for e in trainer.state.log_history if "eval_loss" in e],
         "trained": count_trainable(trainer.model),
         "parameters": run.parameters,
-        "written": trainer.written,
+        "written": trainer.saved_dtypes,
         "processes": run.args.world_size,
         "distributed": str(trainer.accelerator.distributed_type),
         "commands": past.commands,

@@ -49,11 +49,11 @@ def _default(field: FieldInfo) -> str:
         return "**must be given**"
     if field.default is None or field.default == []:
         return ""
-    return "on" if isinstance(field.default, BaseModel) else f"`{_written(field.default)}`"
+    return "on" if isinstance(field.default, BaseModel) else f"`{_yaml_value(field.default)}`"
 
 
-def _written(value: Any) -> str:
-    """As YAML has it."""
+def _yaml_value(value: Any) -> str:
+    """A value as YAML writes it."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -67,7 +67,7 @@ def _values(field: FieldInfo) -> str:
 def _kinds(kind: Any) -> list[str]:
     inner, origin = get_args(kind), get_origin(kind)
     if origin is Annotated:
-        return _annotated(inner[0], set(inner[1:]))
+        return _number_kinds(inner[0], set(inner[1:]))
     if origin in (Union, types.UnionType):
         return [word for part in inner if part is not types.NoneType for word in _kinds(part)]
     if origin is Literal:
@@ -79,7 +79,7 @@ def _kinds(kind: Any) -> list[str]:
     return ["keys of its own"] if models_of(kind) else [PLAIN[kind]]
 
 
-def _annotated(kind: Any, marks: set[Any]) -> list[str]:
+def _number_kinds(kind: Any, marks: set[Any]) -> list[str]:
     """A number with bounds, or a length, which is one that may be written as 4k."""
     if marks & set(get_args(Lengths)[1:]):
         return ["lengths (4096 or 4k)"]

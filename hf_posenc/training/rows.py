@@ -195,7 +195,7 @@ class Plan:
         """Tokens of text in a row."""
         return length - len(self.frame[0]) - len(self.frame[1])
 
-    def made(self, index: int, text: Callable[[int], Row]) -> dict[str, Tensor]:
+    def make_inputs(self, index: int, text: Callable[[int], Row]) -> dict[str, Tensor]:
         """The inputs of a row; `text` cuts the given number of tokens."""
         rng = self.generator(index)
         special, length = rng.random() < self.asked.passkey, self.length(index)
@@ -247,7 +247,7 @@ class TrainingRows(Dataset[dict[str, Tensor]]):
         return len(self.plan)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.plan.made(index, lambda room: self.text.cut(index, room, self.plan.seed))
+        return self.plan.make_inputs(index, lambda room: self.text.cut(index, room, self.plan.seed))
 
 
 Cutter = Callable[[int, int], Row]
@@ -263,13 +263,13 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         cut = self.cutter()
         for index in range(len(self.plan)):
-            yield self.plan.made(index, partial(cut, index))
+            yield self.plan.make_inputs(index, partial(cut, index))
 
 
 def in_order(documents: Callable[[], Iterator[Sequence[int]]]) -> Cutter:
     """Rows of documents in order, without gaps."""
     waiting: list[Sequence[int]] = []
-    source = endless(documents)
+    source = repeat_endlessly(documents)
 
     def cut(index: int, room: int) -> Row:
         ids: list[int] = []
@@ -289,7 +289,7 @@ def in_order(documents: Callable[[], Iterator[Sequence[int]]]) -> Cutter:
 T = TypeVar("T")
 
 
-def endless(documents: Callable[[], Iterator[T]]) -> Iterator[T]:
+def repeat_endlessly(documents: Callable[[], Iterator[T]]) -> Iterator[T]:
     while True:
         empty = True
         for document in documents():

@@ -30,13 +30,13 @@ LEAP = 7
 """A gap between two positions, to test whether a layer uses given positions or counts tokens."""
 
 
-def launched_parallel() -> Any:
+def launcher_parallelism() -> Any:
     """The launcher's parallelism config, available before there is an accelerator; None if there is none."""
     asked = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
     return ParallelismConfig() if asked else None
 
 
-def launched_sharded() -> bool:
+def launcher_shards() -> bool:
     """Whether the launcher shards parameters."""
     return any(os.environ.get(f"ACCELERATE_USE_{way}", "false").lower() == "true" for way in ("FSDP", "DEEPSPEED"))
 

@@ -178,7 +178,7 @@ class ContextTrainer(WatchedTrainer):
             write_once(folder, model.get_base_model())
 
     @property
-    def written(self) -> dict[str, str]:
+    def saved_dtypes(self) -> dict[str, str]:
         """The dtypes that adapters and other weights are saved in."""
         model = self.accelerator.unwrap_model(self.model)
         rounded = rounded_dtypes(model)
@@ -216,4 +216,4 @@ def sum_losses(logits: Tensor, wanted: Wanted) -> Tensor:
     losses = F.cross_entropy(
         logits.float().flatten(0, 1), wanted.targets.flatten(), reduction="none", ignore_index=IGNORED
     )
-    return losses.sum() if wanted.counted is None else (losses * wanted.counted).sum()
+    return losses.sum() if wanted.token_weights is None else (losses * wanted.token_weights).sum()

@@ -118,10 +118,10 @@ def estimate_trainable(model: Any, asked: TuneSettings) -> int:
     ends = tuple(whole_modules(model, asked)) or ("no such module",)
     own = {id(p): p.numel() for n, m in model.named_modules() if n.endswith(ends) for p in m.parameters()}
     rank = 0 if asked.lora is None else asked.lora.r
-    return sum(own.values()) + sum(rank * sum(layer_sizes(m)) for m in adapted_layers(model, asked))
+    return sum(own.values()) + sum(rank * sum(layer_sizes(m)) for m in layers_to_adapt(model, asked))
 
 
-def adapted_layers(model: Any, asked: TuneSettings) -> list[Any]:
+def layers_to_adapt(model: Any, asked: TuneSettings) -> list[Any]:
     """The projections that `choose_trainable` would put adapters on."""
     if asked.lora is None:
         return []

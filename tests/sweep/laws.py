@@ -226,7 +226,7 @@ def verdict(model: PreTrainedModel, base: Baseline, scheme: str, options: dict[s
             REFERENCES[scheme](model, base)
     except PosencError as reason:
         unpatch_model(model)
-        return f"refused: when run: {reason}"
+        return f"wrong: the patch was made, and then: {reason}"
     except Wrong as law:
         return f"wrong: {law}"
     except Exception as error:

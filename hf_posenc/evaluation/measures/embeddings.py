@@ -75,12 +75,12 @@ class Sentences:
         self.pooling = "; ".join([*map(str, list(model)[1:]), *(f"{k}={v}" for k, v in model.prompts.items() if v)])
 
     def queries(self, texts: Sequence[str]) -> Tensor:
-        return self._made(self.model.encode_query, texts)
+        return self._encode_batch(self.model.encode_query, texts)
 
     def documents(self, texts: Sequence[str]) -> Tensor:
-        return self._made(self.model.encode_document, texts)
+        return self._encode_batch(self.model.encode_document, texts)
 
-    def _made(self, encode: Callable[..., Tensor], texts: Sequence[str]) -> Tensor:
+    def _encode_batch(self, encode: Callable[..., Tensor], texts: Sequence[str]) -> Tensor:
         given = {"batch_size": len(texts), "show_progress_bar": False, "convert_to_tensor": True}
         return F.normalize(encode(list(texts), **given).float(), dim=-1).cpu()
 

@@ -58,7 +58,7 @@ def sliced_logits(
 ) -> Iterator[tuple[int, Tensor]]:
     """The logits from position `first` to the last but one, as pairs of a slice's start and its logits."""
     end = ids.shape[1] - 1
-    if step is not None and not cacheable(model):
+    if step is not None and not is_cacheable(model):
         raise PosencError(
             f"{type(unwrap_model(model)).__name__} cannot be read in parts over a cache exactly: leave step out."
         )
@@ -110,7 +110,7 @@ class Pass:
         self.whole = logits
         return logits[:, where]
 
-    def _cut(self, where: slice) -> Any:
+    def _slice_output(self, where: slice) -> Any:
         hidden = self.output.last_hidden_state
         extra = hidden.shape[1] - self.ids.shape[1]  # what prompt tuning puts in front
         part = hidden[:, where.start + extra : where.stop + extra]
@@ -124,7 +124,7 @@ class Pass:
             if self.body is not None or getattr(output, "last_hidden_state", None) is None:
                 return None
             self.body, self.output = body, output
-            return self._cut(where)
+            return self._slice_output(where)
 
         handles = [body.register_forward_hook(keep) for body in bodies(self.inner)]
         try:
@@ -138,7 +138,7 @@ class Pass:
         """Replace the body by one that returns a slice of its earlier output."""
         assert self.body is not None
         own = vars(self.body).get("forward")
-        self.body.forward = lambda *args, **kwargs: self._cut(where)
+        self.body.forward = lambda *args, **kwargs: self._slice_output(where)
         try:
             yield
         finally:
@@ -147,7 +147,7 @@ class Pass:
                 self.body.forward = own
 
 
-def cacheable(model: Any) -> bool:
+def is_cacheable(model: Any) -> bool:
     """Whether reading a text in parts with a KV cache gives the same as a single pass."""
     inner = unwrap_model(model)
     rope = getattr(inner.config, "rope_parameters", None) or {}

@@ -180,7 +180,7 @@ def first_sentence(
     following = " ".join(sentences[start:]).split()
     heads = [" " + " ".join(sentences[i].split()[:SENTENCE_WORDS]) for i in long if i > start]
 
-    def wrong(words: int) -> tuple[str, ...]:
+    def other_heads(words: int) -> tuple[str, ...]:
         inside = " ".join(following[:words])
         seen = [head for head in dict.fromkeys(heads) if head in inside]
         if len(seen) < asked.distractors:
@@ -193,7 +193,7 @@ def first_sentence(
     return {
         "make": lambda words: " ".join(following[:words]) + SENTENCE_QUESTION,
         "answers": (" " + " ".join(sentences[start].split()[:SENTENCE_WORDS]),),
-        "distractors": wrong,
+        "distractors": other_heads,
         "question": SENTENCE_QUESTION.strip(),
         "most": len(following),
     }

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from ...errors import PosencError
 from ...patching.patch_state import unwrap_model
-from .losses import Pass, cacheable, forgets, refuse_broken
+from .losses import Pass, forgets, is_cacheable, refuse_broken
 from .needles import Retrieval, Trial, room, trials
 from .perplexity import Progress, chunks, rows_together
 from .processes import ALONE, Processes
@@ -28,7 +28,7 @@ class Prompted:
     @torch.no_grad()
     def __init__(self, model: Any, ids: Tensor, step: int | None = None):
         self.model, self.ids, self.length = model, ids, ids.shape[1]
-        self.cache = DynamicCache() if cacheable(model) and not forgets(unwrap_model(model)) else None
+        self.cache = DynamicCache() if is_cacheable(model) and not forgets(unwrap_model(model)) else None
         size = step if step and self.cache is not None else self.length
         for at in range(0, self.length, size):  # in parts if one pass would not fit into memory
             part = ids[:, at : at + size]
@@ -42,7 +42,7 @@ class Prompted:
         padded = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
         logits = self.logits
         if longest > 1:
-            logits = torch.cat([logits, self._logits_after(padded[:, :-1], longest - 1)], 1)
+            logits = torch.cat([logits, self.logits_after(padded[:, :-1], longest - 1)], 1)
             self.forget()
         found = -logits.log_softmax(-1).gather(-1, padded[..., None].to(logits.device))[..., 0].cpu()
         refuse_broken(found, self.length)
@@ -54,12 +54,12 @@ class Prompted:
         written = self.logits.argmax(-1).cpu()
         while written.shape[1] < count and not all(ends & set(row) for row in written.tolist()):
             new = written if self.cache is None else written[:, -1:]
-            written = torch.cat([written, self._logits_after(new, 1).argmax(-1).cpu()], 1)
+            written = torch.cat([written, self.logits_after(new, 1).argmax(-1).cpu()], 1)
         self.forget()
         rows: list[list[int]] = written.tolist()
         return [row[: next((i for i, token in enumerate(row) if token in ends), count)] for row in rows]
 
-    def _logits_after(self, tokens: Tensor, last: int) -> Tensor:
+    def logits_after(self, tokens: Tensor, last: int) -> Tensor:
         """Logits after the last of these tokens, which follow the prompts."""
         if self.cache is None:
             tokens = torch.cat([self.ids, tokens], 1)
@@ -98,11 +98,11 @@ def share_written(answers: Sequence[str], written: str) -> float:
 def share_ranked_first(answers: Sequence[float], distractors: Sequence[float]) -> float:
     """The share of the k answers among the k likeliest candidates. Ties count for the distractor."""
     return sum(
-        sum(d <= answer for d in distractors) + _better(answers, answer) < len(answers) for answer in answers
+        sum(d <= answer for d in distractors) + _count_better(answers, answer) < len(answers) for answer in answers
     ) / len(answers)
 
 
-def _better(answers: Sequence[float], one: float) -> int:
+def _count_better(answers: Sequence[float], one: float) -> int:
     return sum(other < one for other in answers)
 
 

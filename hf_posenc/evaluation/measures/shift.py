@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from ...errors import PosencError
 from ...patching.patch_state import unwrap_model
 from .estimates import mean_and_error
-from .losses import Pass, cacheable, refuse_broken
+from .losses import Pass, is_cacheable, refuse_broken
 from .perplexity import Progress, Reading, chunks, rows_together
 from .processes import ALONE, Processes
 from .rows import Row
@@ -44,7 +44,7 @@ def shift(
     """The loss of passages that end at each length, and its increase from the shortest length on."""
     refuse_unshiftable(model)
     reading, ends = reading or Reading(), sorted(set(lengths))
-    before, passages = cut_apart(documents, ends[0], reading, bos)
+    before, passages = cut_passages(documents, ends[0], reading, bos)
 
     def read(batch: list[int]) -> Tensor:
         found = torch.stack([shift_losses(model, before[batch], passages[batch], end) for end in ends], 1)
@@ -91,7 +91,7 @@ def shift_losses(model: Any, before: Tensor, passages: Tensor, end: int) -> Tens
     return losses.mean(-1)
 
 
-def cut_apart(
+def cut_passages(
     documents: Sequence[Document], shortest: int, reading: Reading, bos: int | None
 ) -> tuple[Tensor, Tensor]:
     """Passages, and the unrelated text before each, which starts with `bos` if there is one."""
@@ -116,7 +116,7 @@ def refuse_unshiftable(model: Any) -> None:
     """Raise for models that take no position ids from outside."""
     inner = unwrap_model(model)
     taken = inspect.signature(inner.forward).parameters
-    if not cacheable(model) or "position_ids" not in taken:
+    if not is_cacheable(model) or "position_ids" not in taken:
         raise PosencError(
             f"{type(inner).__name__} does not take position ids together with a cache, which shift needs. Measure "
             "--tasks perplexity by the protocol `last` instead."

@@ -35,24 +35,24 @@ def write_report(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]
     and whatever else it holds, such as `versions`, is listed. `places` has what to say in brackets beside the loss of
     a protocol, scheme and length.
     """
-    _write(path, page(_some(rows), about).encode())
+    _write(path, page(_require_rows(rows), about).encode())
 
 
 def write_markdown(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]) -> None:
     """Write the tables, and how they were measured, as Markdown."""
-    _write(path, markdown(_some(rows), about).encode())
+    _write(path, markdown(_require_rows(rows), about).encode())
 
 
 def write_png(rows: Sequence[Row], path: str | Path, about: Mapping[str, Any]) -> None:
     """Write the charts as one picture; needs matplotlib."""
-    _some(rows)
+    _require_rows(rows)
     require("matplotlib", "eval", PNG)
     from .picture import picture
 
     _write(path, picture(rows, about))
 
 
-def _some(rows: Sequence[Row]) -> Sequence[Row]:
+def _require_rows(rows: Sequence[Row]) -> Sequence[Row]:
     if not rows:
         raise PosencError("There is nothing to report: no row was measured.")
     return rows

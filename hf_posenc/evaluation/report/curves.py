@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .drawing import FOCUSABLE, Box, Scale, clipped, digits, line, mark, svg, text, ticks, told
+from .drawing import FOCUSABLE, Box, Scale, clip_to_plot, digits, line, mark, svg, text, ticks, with_tooltip
 from .views import Curve, Panel, Point, figure, length_label, with_error
 
 EXPLODED = 1.5
@@ -72,40 +72,42 @@ def line_chart(
     cls: str = "",
 ) -> str:
     """Curves with bands of one standard error. Points off the scale are labelled in a strip above."""
-    frame = framed(panel, styles, size, labels, marked)
+    frame = make_frame(panel, styles, size, labels, marked)
     parts = [text(0, 12, "loss, nats per token" if panel.metric == "loss" else panel.metric, "axis-name")]
-    parts += _axes(frame) + _trained(frame, trained, x_name)
+    parts += _axes(frame) + _trained_length_line(frame, trained, x_name)
     for curve in panel.curves:
         drawn = "".join(_band(frame, run) + _line(frame, run) for run in _runs(curve))
-        parts.append(f'<g class="s{styles[curve.scheme] % 7}">{clipped(frame.box, drawn)}</g>')
+        parts.append(f'<g class="s{styles[curve.scheme] % 7}">{clip_to_plot(frame.box, drawn)}</g>')
     for curve in panel.curves:
         parts += _points(frame, curve)
-    parts += _lost(frame) + (_labels(frame) if labels else [])
+    parts += _off_scale_marks(frame) + (_labels(frame) if labels else [])
     height = frame.box.bottom + 42
     return svg(size[0], height, _title(panel), _summary(panel), "".join(parts), cls)
 
 
-def framed(panel: Panel, styles: Mapping[str, int], size: tuple[float, float], labels: bool, marked: bool) -> Frame:
+def make_frame(
+    panel: Panel, styles: Mapping[str, int], size: tuple[float, float], labels: bool, marked: bool
+) -> Frame:
     """The layout: room on the right for names, and above for points off the scale."""
     low, high = domain(panel)
-    room = 8 * max(len(shortened(curve.scheme)) for curve in panel.curves) + 26 if labels else 14
+    room = 8 * max(len(shorten(curve.scheme)) for curve in panel.curves) + 26 if labels else 14
     places = [point.x for point in panel.points]
     across = Scale(min(places), max(places), 60, size[0] - room - 14, log=min(places) > 0)
-    lost = stacked(off_scale(panel, high, every=marked), across)
+    lost = stack_labels(off_scale(panel, high, every=marked), across)
     if len({level for level, _, _ in lost}) > LEVELS:
-        lost = stacked(off_scale(panel, high, every=False), across)
+        lost = stack_labels(off_scale(panel, high, every=False), across)
     strip = STACKED * len({level for level, _, _ in lost})
     box = Box(left=46, right=size[0] - room, top=26 + strip, bottom=size[1] - 42 + strip)
     up = Scale(low, high, box.bottom, box.top)
     return Frame(panel=panel, styles=styles, box=box, across=across, up=up, lost=lost, marked=marked)
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     """A name shortened to fit beside a chart; tables have the whole name."""
     return name if len(name) <= 24 else name[:23] + "…"
 
 
-def stacked(lost: Sequence[tuple[str, Point]], across: Scale) -> list[tuple[int, str, Point]]:
+def stack_labels(lost: Sequence[tuple[str, Point]], across: Scale) -> list[tuple[int, str, Point]]:
     """Put each label on the lowest level where it covers no other."""
     ends: list[float] = []
     found = []
@@ -137,13 +139,13 @@ def _title(panel: Panel) -> str:
 
 
 def _summary(panel: Panel) -> str:
-    def said(curve: Curve) -> str:
+    def words_of(curve: Curve) -> str:
         ends = [curve.points[0], curve.points[-1]]
         return f"{curve.scheme} " + " to ".join(
             f"{figure(p.value, panel.metric)} at {length_label(p.x)}" for p in ends
         )
 
-    return "; ".join(map(said, panel.curves)) + "."
+    return "; ".join(map(words_of, panel.curves)) + "."
 
 
 def _powers(positions: Sequence[float]) -> list[float]:
@@ -171,7 +173,7 @@ def _axes(frame: Frame) -> list[str]:
     return [*parts, line(box.left, box.bottom, box.right, box.bottom, "rule")]
 
 
-def _trained(frame: Frame, trained: int | None, x_name: str) -> list[str]:
+def _trained_length_line(frame: Frame, trained: int | None, x_name: str) -> list[str]:
     """The name of the axis, and a line at the trained length, labelled below the axis."""
     box, across = frame.box, frame.across
     name = {"end": (box.right - 6.3 * len(x_name), box.right), "start": (box.left, box.left + 6.3 * len(x_name))}
@@ -224,11 +226,11 @@ def _points(frame: Frame, curve: Curve) -> list[str]:
             x, y = frame.across(point.x), frame.up(point.value)
             inner = f'<circle class="reach" cx="{x:.1f}" cy="{y:.1f}" r="{10 if frame.marked else 5}"/>'
             inner += mark(x, y, frame.styles[curve.scheme]) if frame.marked else ""
-            parts.append(told(inner, frame.tip(curve.scheme, point), frame.focusable))
+            parts.append(with_tooltip(inner, frame.tip(curve.scheme, point), frame.focusable))
     return parts
 
 
-def _lost(frame: Frame) -> list[str]:
+def _off_scale_marks(frame: Frame) -> list[str]:
     """A marker and a number for each point off the scale, stacked above the chart."""
     box = frame.box
     parts = [line(box.left, box.top, box.right, box.top, "torn")] if frame.lost else []
@@ -237,7 +239,7 @@ def _lost(frame: Frame) -> list[str]:
         arrow = "" if math.isnan(point.value) else "↑"
         inner = mark(x, y, frame.styles[scheme])
         inner += text(x, y - 9, arrow + figure(point.value, frame.panel.metric), "off", "middle")
-        parts.append(told(inner, frame.tip(scheme, point) + ", off the scale", frame.focusable))
+        parts.append(with_tooltip(inner, frame.tip(scheme, point) + ", off the scale", frame.focusable))
     return parts
 
 
@@ -252,7 +254,7 @@ def _labels(frame: Frame) -> list[str]:
     parts = []
     for (_, scheme), y in zip(wanted, apart([y for y, _ in wanted], 16, box.bottom), strict=True):
         parts.append(
-            mark(box.right + 10, y, frame.styles[scheme]) + text(box.right + 20, y + 4, shortened(scheme), "label")
+            mark(box.right + 10, y, frame.styles[scheme]) + text(box.right + 20, y + 4, shorten(scheme), "label")
         )
     return parts
 

@@ -87,13 +87,13 @@ def mark(x: float, y: float, style: int) -> str:
     )
 
 
-def told(inner: str, words: str, focusable: bool) -> str:
+def with_tooltip(inner: str, words: str, focusable: bool) -> str:
     """A part of a picture with a tooltip, for mouse and keyboard."""
     focus = ' tabindex="0"' if focusable else ""
     return f'<g class="tell" role="img" data-tip="{escape(words)}" aria-label="{escape(words)}"{focus}>{inner}</g>'
 
 
-def clipped(box: Box, inner: str) -> str:
+def clip_to_plot(box: Box, inner: str) -> str:
     """A part that is clipped to the plot."""
     wide, high = box.right - box.left, box.bottom - box.top
     where = f'x="{box.left:g}" y="{box.top:g}" width="{wide:g}" height="{high:g}"'

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..measures.rows import Row
 from .explanations import ERRORS, task_title
-from .provenance import about_items, made
+from .provenance import about_items, task_entries
 from .views import (
     Grid,
     Panel,
@@ -28,7 +28,7 @@ def markdown(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     """Tables of all charts of the page, every figure, and how each was measured."""
     parts = [f"# {cell(about.get('title', 'How far does it read?'))}"]
     parts += [cell(about["verdict"])] if about.get("verdict") else []
-    parts += [f"## Loss against length: {cell(_named(panel))}\n\n{_panel(panel)}" for panel in loss_panels(rows)]
+    parts += [f"## Loss against length: {cell(_panel_name(panel))}\n\n{_panel(panel)}" for panel in loss_panels(rows)]
     parts += [f"## Loss by position, {cell(panel.note)}\n\n{_panel(panel)}" for panel in position_panels(rows)]
     parts += [f"## Shift\n\n{_panel(panel)}" for panel in shift_panels(rows)]
     parts += [f"## {cell(_grid_name(grid))}\n\n{_grid(grid)}" for grid in grids(rows)]
@@ -38,7 +38,7 @@ def markdown(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
         lines = [(r.scheme, length_label(r.length), with_error(r.value, r.stderr, sign=True), str(r.n)) for r in tax]
         parts.append("## Short-context tax\n\n" + table(("scheme", "length", "loss added, nats", "n"), lines))
     parts.append("## Every figure\n\n" + _all(rows))
-    told = [f"- **{cell(entry.name)}**: {cell(entry.words)} ({cell(entry.counts)})" for entry in made(rows)]
+    told = [f"- **{cell(entry.name)}**: {cell(entry.words)} ({cell(entry.counts)})" for entry in task_entries(rows)]
     parts.append("## How each number was made\n\n" + "\n".join([*told, f"- **errors**: {ERRORS}"]))
     if about.get("command"):
         fence = "`" * 3 if "```" not in str(about["command"]) else "~" * 3
@@ -58,7 +58,7 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(map(cell, row)) + " |" for row in rows)
 
 
-def _named(panel: Panel) -> str:
+def _panel_name(panel: Panel) -> str:
     return ", ".join(filter(None, (panel.metric, panel.protocol, panel.note)))
 
 

@@ -13,7 +13,7 @@ from ..measures.rows import Row
 from .curves import domain, line_chart, off_scale
 from .drawing import SHAPES
 from .explanations import ERRORS, task_title
-from .provenance import about_items, made
+from .provenance import about_items, task_entries
 from .tiles import forest, heat_map
 from .views import (
     Grid,
@@ -41,7 +41,7 @@ INKS = ("#0a0c0e", "#ffffff")
 
 def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     """The whole HTML."""
-    styles = {scheme: i for i, scheme in enumerate(_styled(rows))}
+    styles = {scheme: i for i, scheme in enumerate(_style_order(rows))}
     trained = about.get("trained_length")
     sections = [
         _losses(loss_panels(rows), styles, trained, about.get("places") or {}),
@@ -51,12 +51,12 @@ def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
         _scores(score_panels(rows), styles, trained),
         _tax(tax_rows(rows), styles),
         _table(rows),
-        _made(rows, about),
+        _how_made(rows, about),
     ]
     template = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(str(about.get("title", "How far does it read?"))),
-        kicker=escape(_counted(rows)),
+        kicker=escape(_summary_line(rows)),
         verdict=f'<p class="verdict">{escape(str(about["verdict"]))}</p>\n' if about.get("verdict") else "",
         lede=_lede(rows, about),
         sections="\n".join(filter(None, sections)),
@@ -92,13 +92,13 @@ def contrast(one: Sequence[int], other: Sequence[int]) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def _styled(rows: Sequence[Row]) -> list[str]:
+def _style_order(rows: Sequence[Row]) -> list[str]:
     """Style 0, grey, is reserved for the unpatched model."""
     order = scheme_order(rows)
     return order if order[0] == "unpatched" else ["unpatched", *order]
 
 
-def _counted(rows: Sequence[Row]) -> str:
+def _summary_line(rows: Sequence[Row]) -> str:
     schemes, lengths = scheme_order(rows), sorted({row.length for row in rows if row.task != "loss_by_position"})
     span = f"{length_label(lengths[0])} to {length_label(lengths[-1])} tokens" if len(lengths) > 1 else ""
     count = f"{len(schemes)} schemes" if len(schemes) > 1 else schemes[0]
@@ -184,8 +184,8 @@ def _matrix(panel: Panel, places: Mapping[tuple[str, str, int], str]) -> str:
             cells += f'<td class="num">{shown}</td>'
         body += f'<tr><th scope="row">{escape(curve.scheme)}</th>{cells}</tr>'
     label = f"{panel.metric}, {panel.protocol}"
-    return scrolled(f'<table><thead><tr><th scope="col">{escape(panel.metric)}</th>{head}</tr></thead><tbody>{body}'
-                    "</tbody></table>", label, "matrix")  # fmt: skip
+    head = f'<thead><tr><th scope="col">{escape(panel.metric)}</th>{head}</tr></thead>'
+    return in_scroll_box(f"<table>{head}<tbody>{body}</tbody></table>", label, "matrix")
 
 
 def _value(point: Any, metric: str) -> str:
@@ -200,7 +200,7 @@ def _caption(title: str, note: str = "") -> str:
     return f"<figcaption><h3>{escape(title)}{aside}</h3></figcaption>"
 
 
-def scrolled(table: str, label: str, cls: str = "") -> str:
+def in_scroll_box(table: str, label: str, cls: str = "") -> str:
     """A table in a scrolling box, so that the page itself never scrolls sideways."""
     return f'<div class="scroll {cls}" role="region" tabindex="0" aria-label="{escape(label)}">{table}</div>'
 
@@ -283,7 +283,7 @@ def _table(rows: Sequence[Row]) -> str:
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     say = [f"All {len(rows)} rows. The heads sort it."]
     aside = '<p class="phone">It goes on to the right.</p>'
-    return section("Every figure", say, aside + scrolled(table, "every figure", "full tall"), "wide")
+    return section("Every figure", say, aside + in_scroll_box(table, "every figure", "full tall"), "wide")
 
 
 def _numeric(name: str) -> str:
@@ -307,10 +307,10 @@ def _command(words: str) -> str:
     return " ".join(f"<span>{escape(word)}</span>" for word in words.split(" "))
 
 
-def _made(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
+def _how_made(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     told = "".join(
         f"<dt>{escape(entry.name)}</dt><dd>{escape(entry.words)}<small>{escape(entry.counts)}</small></dd>"
-        for entry in made(rows)
+        for entry in task_entries(rows)
     )
     body = f'<dl class="made">{told}<dt>errors</dt><dd>{escape(ERRORS)}</dd></dl>'
     if about.get("command"):

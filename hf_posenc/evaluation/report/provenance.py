@@ -22,7 +22,7 @@ class Entry:
     counts: str
 
 
-def made(rows: Sequence[Row]) -> list[Entry]:
+def task_entries(rows: Sequence[Row]) -> list[Entry]:
     """For each task and protocol: its explanation, and the number of samples."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:

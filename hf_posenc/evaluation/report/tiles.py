@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..measures.rows import Row
-from .drawing import FOCUSABLE, Scale, digits, line, mark, svg, text, ticks, told
+from .drawing import FOCUSABLE, Scale, digits, line, mark, svg, text, ticks, with_tooltip
 from .views import Grid, figure, length_label, with_error
 
 
@@ -44,7 +44,9 @@ def _cell(grid: Grid, depth: float, length: int, place: tuple[float, float, floa
     tip = f"{grid.scheme}, {length_label(length)}, depth {depth:g} %: " + with_error(
         point.value, point.stderr, "accuracy"
     )
-    return told(f'<rect {where} class="{heat}"/>{words}', f"{tip} (n = {point.n})", len(grid.cells) <= FOCUSABLE)
+    return with_tooltip(
+        f'<rect {where} class="{heat}"/>{words}', f"{tip} (n = {point.n})", len(grid.cells) <= FOCUSABLE
+    )
 
 
 def forest(rows: Sequence[Row], styles: Mapping[str, int], *, width: float, cls: str = "") -> str:
@@ -94,4 +96,4 @@ def _bar(row: Row, styles: Mapping[str, int], across: Scale, y: float, left: flo
         inner += text(across(0) + 10, y, figure(row.value), "off")
     inner += text(right, y, words, "value", "end")
     reach = f'<rect class="reach" x="{left:.1f}" y="{y - 15:.1f}" width="{across.end - left:.1f}" height="22"/>'
-    return told(reach + inner, tip, True)
+    return with_tooltip(reach + inner, tip, True)

@@ -68,7 +68,7 @@ def loss_panels(rows: Sequence[Row]) -> list[Panel]:
     losses = [row for row in rows if row.task == "perplexity" and row.metric in LOSSES]
     kept = {(row.protocol, row.scheme, row.length) for row in losses if row.metric == "loss"}
     shown = [row for row in losses if row.metric == "loss" or (row.protocol, row.scheme, row.length) not in kept]
-    return _panels(shown, lambda row: float(row.length), lambda row: _noted(row, "stride"))
+    return _panels(shown, lambda row: float(row.length), lambda row: _detail_words(row, "stride"))
 
 
 def position_panels(rows: Sequence[Row]) -> list[Panel]:
@@ -102,15 +102,15 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
     shown = [row for row in rows if (row.task, row.protocol) in deep and depth_of(row) is not None]
     scale = 100.0 if all(depth_of(row) <= 1 for row in shown) else 1.0  # type: ignore[operator]
     found = []
-    for (task, protocol), group in _grouped(shown, lambda row: (row.task, row.protocol)).items():
+    for (task, protocol), group in _group_by(shown, lambda row: (row.task, row.protocol)).items():
         lengths = tuple(sorted({row.length for row in group}))
         depths = tuple(sorted({scale * float(depth_of(row)) for row in group}))  # type: ignore[arg-type]
         for scheme in scheme_order(group):
-            own = _grouped(
+            own = _group_by(
                 [row for row in group if row.scheme == scheme],
                 lambda row: (scale * float(depth_of(row)), row.length),  # type: ignore[arg-type]
             )
-            cells = {place: _pooled(place[1], same) for place, same in own.items()}
+            cells = {place: _pool(place[1], same) for place, same in own.items()}
             chance = [row.details["chance"] for row in group if row.details.get("chance")]
             found.append(
                 Grid(task=task, protocol=protocol, scheme=scheme, lengths=lengths, depths=depths, cells=cells,
@@ -180,15 +180,15 @@ def _is_score(row: Row) -> bool:
 
 def _deep(rows: Sequence[Row]) -> set[tuple[str, str]]:
     """Tasks and protocols that were run at several depths."""
-    groups = _grouped([row for row in rows if _is_score(row)], lambda row: (row.task, row.protocol))
+    groups = _group_by([row for row in rows if _is_score(row)], lambda row: (row.task, row.protocol))
     return {key for key, group in groups.items() if len({depth_of(row) for row in group} - {None}) > 1}
 
 
-def _noted(row: Row, key: str) -> str:
+def _detail_words(row: Row, key: str) -> str:
     return f"{key} {row.details[key]}" if row.details.get(key) is not None else ""
 
 
-def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+def _group_by(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -198,16 +198,16 @@ def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[R
 def _panels(rows: Sequence[Row], x: Callable[[Row], float], note: Callable[[Row], str]) -> list[Panel]:
     order = scheme_order(rows)
     found = []
-    for key, group in _grouped(rows, lambda row: (row.task, row.protocol, row.metric, note(row))).items():
+    for key, group in _group_by(rows, lambda row: (row.task, row.protocol, row.metric, note(row))).items():
         curves = []
-        for scheme, own in sorted(_grouped(group, lambda row: row.scheme).items(), key=lambda p: order.index(p[0])):
+        for scheme, own in sorted(_group_by(group, lambda row: row.scheme).items(), key=lambda p: order.index(p[0])):
             points = (Point(x=x(row), value=row.value, stderr=row.stderr, n=row.n) for row in own)
             curves.append(Curve(scheme=scheme, points=tuple(sorted(points, key=lambda point: point.x))))
         found.append(Panel(task=key[0], protocol=key[1], metric=key[2], note=key[3], curves=tuple(curves)))
     return found
 
 
-def _pooled(length: int, rows: Sequence[Row]) -> Point:
+def _pool(length: int, rows: Sequence[Row]) -> Point:
     """Pool rows of the same cell with different seeds, weighted by their trials."""
     if len(rows) == 1:
         return Point(x=length, value=rows[0].value, stderr=rows[0].stderr, n=rows[0].n)

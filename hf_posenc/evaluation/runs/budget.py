@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...compat.models import attention_of
+from ...compat.models import attention_of, value_of
 from ...errors import PosencError
 from ...extras import require
 from ...patching.patch_state import unwrap_model
@@ -47,8 +47,8 @@ def estimate(
     config, size = inner.config.get_text_config(), inner.dtype.itemsize
     hidden, heads = config.hidden_size, config.num_attention_heads
     inside = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
-    head = getattr(config, "head_dim", None) or hidden // heads
-    kept = getattr(config, "num_key_value_heads", None) or heads
+    head = value_of(config, "head_dim") or hidden // heads
+    kept = value_of(config, "num_key_value_heads") or heads
     tokens, once = rows * length, rows * min(step or length, length)
     scores = 0
     if attention_of(config).endswith("eager"):

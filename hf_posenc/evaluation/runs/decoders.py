@@ -25,7 +25,7 @@ from ..measures.perplexity import (
 from ..measures.processes import ALONE, Processes
 from ..measures.retrieval import retrieval
 from ..measures.rows import Row
-from ..measures.shift import BEFORE, cut_apart, shift
+from ..measures.shift import BEFORE, cut_passages, shift
 from ..measures.texts import Document, bos_of, refuse_missing, refuse_strange_tokens
 from .budget import estimate, refuse_oversized
 from .entries import CHUNKED, Entry, parsed_schemes, patch_with
@@ -126,7 +126,7 @@ class Material:
         """One job for all lengths, since each is compared with the shortest."""
         refuse_textless(self.documents, "shift")
         bos, given, lengths = self.bos("last"), self.reading("last"), self.options.lengths
-        before, passages = cut_apart(self.documents, min(lengths), given, bos)
+        before, passages = cut_passages(self.documents, min(lengths), given, bos)
 
         def run(model: Any, scheme: str, progress: Progress) -> list[Row]:
             end = reach(model) or max(lengths)

@@ -95,10 +95,10 @@ def without_patch(model: Any) -> Iterator[Any]:
 
 def lend(reference: Any) -> Callable[[Any], Any]:
     @contextmanager
-    def plain(model: Any) -> Iterator[Any]:
+    def use_reference(model: Any) -> Iterator[Any]:
         yield reference.eval()
 
-    return plain
+    return use_reference
 
 
 def prepare_corpus(

@@ -137,11 +137,15 @@ def differences(key: str, before: Any, now: Any) -> list[str]:
         ]
     if key == "text" and isinstance(before, list) and isinstance(now, list):
         names, others = ([str(each[0]) for each in texts if each] for texts in (before, now))
-        return [f"{shown(names)} -> {shown(others)}" if names != others else f"the contents of {shown(names)}"]
-    return [f"{key}: {shown(before)} -> {shown(now)}"]
+        return [
+            f"{setting_words(names)} -> {setting_words(others)}"
+            if names != others
+            else f"the contents of {setting_words(names)}"
+        ]
+    return [f"{key}: {setting_words(before)} -> {setting_words(now)}"]
 
 
-def shown(value: Any) -> str:
+def setting_words(value: Any) -> str:
     """A setting as it is typed, cut where it is long."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 80 else text[:80] + "..."

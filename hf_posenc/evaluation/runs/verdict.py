@@ -35,7 +35,7 @@ def _of_losses(rows: Sequence[Row]) -> str:
         if row.metric == "loss" and (row.task, row.protocol) == (found[0].task, found[0].protocol)
     }
     if len(group) == 1:
-        return _alone(group[0].scheme, own)
+        return _verdict_on_one(group[0].scheme, own)
     first = [s.scheme for s in group if s.rank == 1]
     others = [scheme for scheme in first if scheme != UNPATCHED]
     if UNPATCHED in first and others:
@@ -48,7 +48,7 @@ def _of_losses(rows: Sequence[Row]) -> str:
     return f"{led}, {value:.2f}{error_suffix(error)} nats better than {UNPATCHED} (n = {len(mean)})"
 
 
-def _alone(scheme: str, own: dict[tuple[str, int], list[float]]) -> str:
+def _verdict_on_one(scheme: str, own: dict[tuple[str, int], list[float]]) -> str:
     """For one model: its loss at the longest length against the shortest, on the same scored tokens."""
     lengths = sorted(length for name, length in own if name == scheme)
     low, high = own[scheme, lengths[0]], own[scheme, lengths[-1]]

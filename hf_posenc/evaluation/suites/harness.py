@@ -82,9 +82,9 @@ def harness_rows(
     """The rows of `evaluate_harness`, one by one."""
     refuse_divided_batches(batch_size, shared)
     tasks, wanted = plan_harness(model, tokenizer, group, lengths, samples)
-    lm = wrapped(model, tokenizer, batch_size)
+    lm = wrap_model(model, tokenizer, batch_size)
     scheme = scheme_of(model)
-    with saved(tokenizer) as folder:
+    with tokenizer_folder(tokenizer) as folder:
         for name in tasks:
             if name not in OFFLINE:
                 load_task(name, wanted[0], folder)  # fail now, not after hours, if data is missing
@@ -130,7 +130,7 @@ def refuse_mute(model: Any) -> None:
         )
 
 
-def wrapped(model: Any, tokenizer: Any, batch_size: int) -> PatchedLM:
+def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> PatchedLM:
     from .harness_model import PatchedLM
 
     with quiet():
@@ -286,7 +286,7 @@ def answer(sample: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 @contextmanager
-def saved(tokenizer: Any) -> Iterator[str]:
+def tokenizer_folder(tokenizer: Any) -> Iterator[str]:
     """A folder with the tokenizer: RULER loads one by name to measure its prompts."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)

@@ -42,11 +42,11 @@ class PatchedLM(CountedLM):
                 raise PosencError(f"Unknown model argument {name!r}.{suggestion(name, [*LOADING, *OWN])}")
         if isinstance(pretrained, str):
             model = load(pretrained, **loading)
-            if "device_map" not in loading and usable(kwargs.get("device")):
+            if "device_map" not in loading and is_usable(kwargs.get("device")):
                 model = model.to(kwargs["device"])
         else:
             model = pretrained
-        super().__init__(pretrained=model, tokenizer=found_tokenizer(tokenizer, pretrained, model), **kwargs)
+        super().__init__(pretrained=model, tokenizer=choose_tokenizer(tokenizer, pretrained, model), **kwargs)
 
     def get_model_info(self) -> dict[str, Any]:
         """Does not ask the hub, as HFLM does, with the model in place of its name."""
@@ -70,12 +70,12 @@ class PatchedLM(CountedLM):
             )
 
 
-def usable(device: str | None) -> bool:
+def is_usable(device: str | None) -> bool:
     """Whether the device exists: lm-eval's default is `cuda:0`, and it runs on the CPU without one."""
     return device is not None and (not device.startswith("cuda") or torch.cuda.is_available())
 
 
-def found_tokenizer(given: Any, pretrained: Any, model: Any) -> Any:
+def choose_tokenizer(given: Any, pretrained: Any, model: Any) -> Any:
     """The tokenizer that was given, else that of the checkpoint or of an adapter's base model."""
     if given is not None and not isinstance(given, str):
         return given

@@ -88,12 +88,14 @@ def evaluate_lemb(
     plan = plan_lemb(model, tokenizer, group, lengths)
     kept, scheme, rows = results or Results(None, {}), scheme_of(model), []
     todo = [(name, split, n) for name, split, n in plan if _key(scheme, name, n) not in kept.done]
-    tasks = {name: loaded(name) for name in dict.fromkeys(name for name, _, _ in todo)}  # fail now, not after hours
+    tasks = {name: load_task(name) for name in dict.fromkeys(name for name, _, _ in todo)}  # fail now, not after hours
     for name, split, length in plan:
         key = _key(scheme, name, length)
         if key not in kept.done:
             task = tasks[name]
-            kept.add(key, [measured(model, tokenizer, task, split or task.eval_splits[0], length, scheme, batch_size)])
+            kept.add(
+                key, [measure_task(model, tokenizer, task, split or task.eval_splits[0], length, scheme, batch_size)]
+            )
         rows += kept.done[key]
     return rows
 
@@ -102,7 +104,7 @@ def _key(scheme: str, name: str, length: int) -> str:
     return f"{scheme}/lemb/{name}/{length}"
 
 
-def loaded(name: str) -> Any:
+def load_task(name: str) -> Any:
     """Load a task with its documents."""
     task = mteb_of().get_task(name)
     try:
@@ -117,13 +119,13 @@ def loaded(name: str) -> Any:
     return task
 
 
-def measured(
+def measure_task(
     model: Any, tokenizer: Any, task: Any, split: str, length: int, scheme: str, batch_size: int | None = None
 ) -> Row:
     """Run one task at one length with MTEB's scoring: accuracy at 1, or the task's main score."""
     mteb = mteb_of()
     count = len(task.dataset[next(iter(task.dataset))][split]["queries"])
-    with cut_at(model, tokenizer, length) as embedder, quiet():
+    with embedder_with_limit(model, tokenizer, length) as embedder, quiet():
         task.filter_eval_splits([split])
         done = mteb.evaluate(
             Encoder(embedder, scheme, batch_size), task, cache=None, show_progress_bar=False, co2_tracker=False
@@ -146,7 +148,7 @@ def measured(
 
 
 @contextmanager
-def cut_at(model: Any, tokenizer: Any, length: int) -> Iterator[Embedder]:
+def embedder_with_limit(model: Any, tokenizer: Any, length: int) -> Iterator[Embedder]:
     """An embedder that reads at most `length` tokens, within a `with` block."""
     before = model.max_seq_length if is_embedder(model) else None
     try:

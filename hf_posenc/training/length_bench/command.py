@@ -25,7 +25,7 @@ def _start(threads: int) -> None:
 
 
 def results_of(jobs: list[Job], processes: int) -> Iterator[dict[str, Any]]:
-    """As they come. Every process has its share of the cores."""
+    """Run jobs, and yield each result when it is there. The processes share the cores evenly."""
     threads = max((os.cpu_count() or 1) // processes, 1)
     if processes == 1:
         yield from map(run, jobs)

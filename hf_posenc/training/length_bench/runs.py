@@ -104,7 +104,7 @@ def make_batch(examples: list[Example]) -> tuple[Tensor, Tensor]:
     for row, example in enumerate(examples):
         tokens = torch.tensor(example.ids)
         ids[row, : len(tokens)] = tokens
-        labels[row, len(tokens) - example.answered : len(tokens)] = tokens[-example.answered :]
+        labels[row, len(tokens) - example.answer_length : len(tokens)] = tokens[-example.answer_length :]
     return ids, labels
 
 

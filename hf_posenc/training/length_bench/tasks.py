@@ -32,7 +32,7 @@ class Example(NamedTuple):
         return [NUMBERS[token] for token in (*self.prompt, SEP, *self.answer, END)]
 
     @property
-    def answered(self) -> int:
+    def answer_length(self) -> int:
         """How many tokens of `ids` are asked for: the answer and its end."""
         return len(self.answer) + 1
 

@@ -139,7 +139,7 @@ class DataSettings(Source):
 
     @model_validator(mode="after")
     def fits(self) -> DataSettings:
-        for name in self.skipped:
+        for name in self.keys_that_skip:
             target = getattr(self, name).target_length
             if target <= self.length:
                 raise ValueError(f"{name}.target_length {target} must exceed length {self.length}")
@@ -149,7 +149,7 @@ class DataSettings(Source):
                 raise ValueError(
                     f"{name} skips positions within a row, which must be one piece: set documents: joined"
                 )
-        if len(self.skipped) > 1:
+        if len(self.keys_that_skip) > 1:
             raise ValueError("pose and randomized are two ways to the same end: take one")
         if self.short and self.short.length >= self.length:
             raise ValueError(f"short.length {self.short.length} must be less than length {self.length}")
@@ -170,9 +170,11 @@ class DataSettings(Source):
     @property
     def reach(self) -> int:
         """The largest position plus one."""
-        return max(self.lengths) if not self.skipped else int(getattr(self, self.skipped[0]).target_length)
+        return (
+            max(self.lengths) if not self.keys_that_skip else int(getattr(self, self.keys_that_skip[0]).target_length)
+        )
 
     @property
-    def skipped(self) -> list[str]:
+    def keys_that_skip(self) -> list[str]:
         """The keys that are set and skip positions within a row."""
         return [name for name in ("pose", "randomized") if getattr(self, name) is not None]

@@ -63,7 +63,7 @@ class SchemeSettings(BaseModel):
 
     @field_validator("name")
     @classmethod
-    def known(cls, name: str | None) -> str | None:
+    def check_name(cls, name: str | None) -> str | None:
         if name is not None and not is_plan(name) and name not in SCHEMES:
             raise ValueError(f"unknown scheme {name!r}.{suggestion(name, list(SCHEMES))}")
         return name
