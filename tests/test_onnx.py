@@ -90,7 +90,7 @@ def test_onnxruntime_computes_the_same(kind, scheme, cached, tmp_path):
 
 def test_what_follows_the_length_is_refused(tmp_path):
     pytest.importorskip("onnxscript", reason="ONNX graphs need onnxscript: pip install onnxscript")
-    from hf_posenc.serving.onnx.export import write_onnx
+    from hf_posenc.serving.onnx.write import write_onnx
 
     model = patch_model(model_of("llama"), "dynamic_ntk", factor=4.0)
     with pytest.raises(UnsupportedCell, match=r"traced once .* nearest scheme that can be exported is 'ntk'"):

@@ -45,7 +45,7 @@ from hf_posenc.serving.external_runtimes import CT2, MLX, VLLM, ExternalRuntime 
 from hf_posenc.serving.folders import choose_way, write_folder  # noqa: E402
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary  # noqa: E402
 from hf_posenc.serving.gguf.write import write_gguf  # noqa: E402
-from hf_posenc.serving.onnx.export import write_onnx  # noqa: E402
+from hf_posenc.serving.onnx.write import write_onnx  # noqa: E402
 from hf_posenc.serving.readers import Subject  # noqa: E402
 
 TRAINED, TARGET = 64, 256

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..errors import PosencError
+from .onnx.graphs import FILE
 from .readers import Prompts, Reader, Subject
 
-FILE = "model.onnx"
 PAST, PRESENT = "past_key_values.", "present."
 
 
@@ -32,7 +32,7 @@ def read(subject: Subject, prompts: Prompts) -> list[Tensor]:
     file = subject.path / FILE if subject.path.is_dir() else subject.path
     if file.is_file():
         return read_graph(file, prompts)
-    from .onnx.export import write_onnx  # imports this module
+    from .onnx.write import write_onnx  # needs an extra
 
     with tempfile.TemporaryDirectory() as folder:
         write_onnx(subject.model, Path(folder))
