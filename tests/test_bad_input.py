@@ -1,6 +1,7 @@
 """Models that cannot be patched are refused with a reason, and left as they were, to the last bit."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -259,3 +260,9 @@ def test_lists_of_numbers_may_be_tuples_and_ints():
 
 
 # Anything as an option.
+
+
+@pytest.mark.parametrize("path", ["runs/my-llama", Path("runs/my-llama")])
+def test_a_path_in_the_place_of_a_model_is_told_how_to_load_it(path):
+    with pytest.raises(UnsupportedModel, match=r"Load it first: hf_posenc.load\(path\)"):
+        patch_model(path, "yarn", factor=4)

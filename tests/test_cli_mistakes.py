@@ -86,7 +86,7 @@ def test_the_model_of_the_package_is_patched_on_disk(tmp_path):
     done = run("patch", "tiny", tmp_path / "long", "--scheme", "yarn", "--target-length", "1k")
     assert done.exit_code == 0, done.stderr
     assert load(tmp_path / "long").config.max_position_embeddings == 1024
-    assert "1024" in done.stdout
+    assert "1024" in done.stdout and f"{tmp_path / 'long'} is written." in done.stdout
 
 
 @pytest.mark.parametrize("option", ["target_length=1k", "target_length=1024"])
@@ -152,6 +152,7 @@ def test_a_mistyped_folder_is_answered_with_the_right_one(no_network, tmp_path, 
     monkeypatch.chdir(tmp_path)
     for typed in (("describe", "long-storys"), ("patch", "long-storys", "out", "--scheme", "yarn", "--factor", 2)):
         assert "did you mean 'long-stories'?" in error_of(*typed)
+    assert "did you mean 'tiny'?" in error_of("describe", "tinny")
     for typed in (("describe", "runs/a/b"), ("patch", "runs/a/b", "out", "--scheme", "yarn", "--factor", 2)):
         told = error_of(*typed)
         assert "There is no folder 'runs/a/b'" in told and "hf download" not in told

@@ -169,7 +169,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, text, whole, capsys)
     assert (output / "checkpoint-2").exists() and not (output / "adapter").exists()
     with pytest.raises(SystemExit) as ended:
         main(words)
-    assert ended.value.code == 1 and "holds checkpoints of a run" in "".join(capsys.readouterr())
+    assert ended.value.code == 2 and "holds checkpoints of a run" in "".join(capsys.readouterr())
     main([*words, "--resume"])
     assert "Resuming from" in "".join(capsys.readouterr())
     ours, theirs = weights(output / "adapter"), weights(whole / "adapter")
@@ -234,4 +234,4 @@ MISTAKES = {
 def test_mistakes_are_told(tmp_path, text, words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["tiny_yarn", text, *SMALL, *words.split(), f"--output={tmp_path / 'out'}"])
-    assert ended.value.code == 1 and MISTAKES[words] in " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and MISTAKES[words] in " ".join(capsys.readouterr().err.split())

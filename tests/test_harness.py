@@ -20,7 +20,8 @@ from hf_posenc.evaluation.measures.processes import Processes  # noqa: E402
 from hf_posenc.evaluation.suites import harness  # noqa: E402
 from hf_posenc.evaluation.suites.harness import evaluate_harness, task_names  # noqa: E402
 from hf_posenc.evaluation.suites.harness_model import PatchedLM  # noqa: E402
-from hf_posenc.evaluation.suites.lm_eval_command import run_lm_eval  # noqa: E402
+from hf_posenc.evaluation.suites.lm_eval_command import run_lm_eval, with_paths  # noqa: E402
+from hf_posenc.models import model_path  # noqa: E402
 
 WORDS = ["the", "grass", "is", "green", ".", "sky", "blue", "sun", "yellow", "..."]
 
@@ -268,6 +269,13 @@ def test_lm_evals_own_command_line_through_ours(ruler_alone, checkpoint, tmp_pat
     (file,) = tmp_path.rglob("results_*.json")
     results = json.loads(file.read_text())["results"]["niah_single_1"]
     assert results["512,none"] == 0 and not any(key.startswith("4096") for key in results)
+
+
+def test_the_model_of_the_package_is_a_path_to_lm_evals_tasks():
+    """RULER's load the tokenizer of that name, and no hub has one."""
+    given = {"pretrained": "tiny", "tokenizer": "somebody/words", "max_length": 8192}
+    assert with_paths(given) == {**given, "pretrained": model_path("tiny")}
+    assert with_paths(None) is None and with_paths({}) == {}
 
 
 def test_errors_of_the_command_are_one_message(checkpoint):

@@ -227,11 +227,16 @@ MISTAKES = {
     "no text": ["eval", "tiny", "--lengths", "2k"],
     "text": ["eval", "tiny", "--lengths", "2k", "--text", "nowhere.txt"],
     "report": ["eval", "tiny", "--lengths", "2k", "--tasks", "passkey", "--report", "a.pdf"],
+    "count": ["eval", "tiny", "--lengths", "2k", "--windows", "0", "--tasks", "passkey"],
+    "depth": ["eval", "tiny", "--lengths", "2k", "--depths", "0,1.5", "--tasks", "passkey"],
+    "folder": ["export", "tiny", "nowhere/tiny.gguf"],
     "help of training": ["train", "--help"],
     "no recipe": ["train"],
     "recipe": ["train", "tiny_yern"],
+    "key of a recipe": ["train", "tiny_yarn", "--output", "x"],
+    "flag of training": ["train", "tiny_yarn", "--mege"],
 }
-CODES = {"help": 0, "help of a command": 0, "help of training": 0, "version": 0, "no recipe": 1, "recipe": 1}
+CODES = {"help": 0, "help of a command": 0, "help of training": 0, "version": 0, "no recipe": 1}
 
 
 @pytest.mark.parametrize("what", MISTAKES)

@@ -49,10 +49,21 @@ def test_torch_exports_for_any_length(kind, scheme):
             torch.testing.assert_close(program(ids), model(ids).logits, atol=2e-4, rtol=0)
 
 
-def test_relative_terms_are_not_exported():
-    model, traced = patch_model(model_of("llama"), "shaw"), torch.ones(3, 24, dtype=torch.long)
+@pytest.mark.parametrize(
+    ("kind", "scheme", "says"),
+    [
+        ("llama", "shaw", "tables as long as the text"),
+        ("llama", "dynamic_ntk", "for each stage of the length.*'yarn'"),
+        ("bert", "dynamic_ntk", "for each stage"),
+        ("llama", "longrope", "for each stage"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::hf_posenc.UntrainedWarning")
+def test_what_follows_the_text_is_not_exported(kind, scheme, says):
+    given = {} if scheme == "shaw" else {"target_length": 128}
+    model, traced = patch_model(model_of(kind), scheme, **given), torch.ones(3, 24, dtype=torch.long)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    with pytest.raises(UnsupportedCell, match="tables as long as the text"):
+    with pytest.raises(UnsupportedCell, match=says):
         torch.export.export(Logits(model), (traced,), dynamic_shapes=(dynamic,), strict=False)
 
 

@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ..compat.models import file_of
 from ..errors import PosencError
+from ..models import NAMES
 
 PATIENCE = 10.0
 """How many seconds to wait for a hub."""
@@ -116,5 +117,7 @@ def _near(path: str) -> str:
     """A hint at a folder with a similar name, or nothing."""
     given = Path(path)
     folders = [found.name for found in given.parent.iterdir() if found.is_dir()] if given.parent.is_dir() else []
+    if given.parent == Path():
+        folders.extend(NAMES)
     close = get_close_matches(given.name, folders, n=1)
     return f" (did you mean {str(given.parent / close[0])!r}?)" if close else ""

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ..errors import PosencError
+from ..models import model_path
 from .files import find
 
 FILE = "adapter_model.safetensors"
@@ -51,10 +52,12 @@ def load_tied(path: str, config: Any, model: PreTrainedModel, trainable: bool, h
 
     base, revision = config.base_model_name_or_path, config.revision
     config.inference_mode = not trainable
+    config.base_model_name_or_path = None  # otherwise PEFT warns that it takes the name of `model` instead
     wrapped = get_peft_model(model, config)
-    config.base_model_name_or_path, config.revision = base, revision
+    config.base_model_name_or_path = base and model_path(base)  # PEFT would ask the hub for `tiny`
     state = load_file(str(find(path, FILE, hub)))
     wanted = get_peft_model_state_dict(wrapped)
+    config.base_model_name_or_path, config.revision = base, revision
     places = {wanted[key].data_ptr(): key for key in wanted if key in state}
     for key in [key for key in wanted if key not in state]:
         twin = places.get(wanted[key].data_ptr())

@@ -138,6 +138,7 @@ def patch(
     from ..checkpoints.on_disk import patch_checkpoint
 
     print(patch_checkpoint(source, target, scheme or str(plan), existing=existing, overwrite=overwrite, **options))
+    print(f"\n{target} is written.")
 
 
 def describe(
@@ -176,6 +177,7 @@ def merge(
 
     merge_adapter(adapter, out, base=base, overwrite=overwrite)
     print(describe_checkpoint(out)[0])
+    print(f"\n{out} is written.")
 
 
 def reseal(

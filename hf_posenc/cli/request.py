@@ -12,6 +12,19 @@ from ..evaluation.measures.text_files import read_texts
 from ..evaluation.runs.outputs import refuse_outputs
 from .names import DTYPES, PLANS, PROTOCOLS, TASKS, check_name, scheme_names
 
+COUNTS = {
+    "windows": "--windows",
+    "scored": "--scored",
+    "stride": "--stride",
+    "trials": "--trials",
+    "distractors": "--distractors",
+    "queries": "--queries",
+    "stacks": "--documents",
+    "samples": "--samples",
+    "batch_size": "--batch-size",
+}
+"""Arguments that count something, and their options."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -53,10 +66,7 @@ def parse_request(given: Mapping[str, Any], lengths: list[int], tasks: str, targ
             raise PosencError(
                 "--device puts the model on one device, and --device-map spreads it over several: give only one."
             )
-    try:
-        depths = tuple(float(depth) for depth in given["depths"].split(","))
-    except ValueError:
-        raise PosencError(f"--depths takes numbers from 0 to 1 with commas, got {given['depths']!r}.") from None
+    refuse_counts(given)
     wanting = [name for name in names if name in ("perplexity", "loss_by_position", "shift")]
     if wanting and not given["text"]:
         raise PosencError(f"{wanting[0]} reads text, and none was given: name files, folders or patterns with --text.")
@@ -65,12 +75,28 @@ def parse_request(given: Mapping[str, Any], lengths: list[int], tasks: str, targ
         given=given,
         lengths=lengths,
         tasks=names,
-        depths=depths,
+        depths=parse_depths(given["depths"]),
         max_tokens=parsed_length(given["max_tokens"]) if given["max_tokens"] else None,
         texts=read_texts(given["text"]) if given["text"] else {},
         target=target,
         step=parsed_length(given["step"]) if given["step"] else None,
     )
+
+
+def refuse_counts(given: Mapping[str, Any]) -> None:
+    for name, option in COUNTS.items():
+        if given.get(name) is not None and given[name] < 1:
+            raise PosencError(f"{option} must be a whole number from 1 up, got {given[name]}.")
+
+
+def parse_depths(text: str) -> tuple[float, ...]:
+    try:
+        depths = tuple(float(depth) for depth in text.split(","))
+    except ValueError:
+        depths = ()
+    if not depths or not all(0 <= depth <= 1 for depth in depths):
+        raise PosencError(f"--depths takes numbers from 0 (the start) to 1 (the end) with commas, got {text!r}.")
+    return depths
 
 
 def refuse_unknown_schemes(schemes: str) -> None:

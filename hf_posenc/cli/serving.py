@@ -49,6 +49,8 @@ def export(
     check_name("dtype", dtype, DTYPES)
     if fix is not None and to != "gguf":
         raise PosencError(f"--fix corrects a GGUF file, and --to {to} was asked for.")
+    if not Path(target).absolute().parent.is_dir():
+        raise PosencError(f"{target} cannot be written: there is no directory {Path(target).parent}. Make it first.")
     from ..serving.exports import export_checkpoint, proof_advice
 
     proof = export_checkpoint(source, target, to, dtype, fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +34,7 @@ def refuse_strangers(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         inner = getattr(model, "module", None)
         hint = " Patch model.module before it is wrapped." if isinstance(inner, PreTrainedModel) else ""
+        hint = " Load it first: hf_posenc.load(path)." if isinstance(model, str | os.PathLike) else hint
         raise UnsupportedModel(
             "A transformers PreTrainedModel or a SentenceTransformer is wanted, got "
             f"{type(model).__module__}.{type(model).__qualname__}.{hint}"

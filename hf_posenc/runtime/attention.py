@@ -17,7 +17,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from ..compat.pytorch import assert_later, is_traced
 from ..core.effects import FollowingRotation
-from ..errors import PosencError
+from ..errors import PosencError, UnsupportedCell
 from . import kernels, layouts, relative, tiles
 from .attention_call import Call
 from .grids import GridLink
@@ -36,6 +36,10 @@ LOOKS_AHEAD = (
 TRACED = (
     "torch.jit.trace writes down what was done for one example. A patched model does other things at other lengths: "
     "use torch.export or torch.compile."
+)
+EXPORTED = (
+    "torch.export makes one graph for all texts, and this scheme rotates keys anew for each stage of the length. "
+    "Export a model with a fixed rotation instead ('ntk', 'yarn'), or run this one as it is."
 )
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 Output = tuple[Tensor, Tensor | None]
@@ -162,6 +166,8 @@ def _attend_in_stages(
         q = rotate(query[:, :, part], shared.angles(queries[:, part], now), shared.layout)
         return q, rotate(key, shared.angles(keys, now), shared.layout)
 
+    if torch.compiler.is_exporting() and query.shape[2] != 1:
+        raise UnsupportedCell(EXPORTED)
     stages = [0] if query.shape[2] == 1 else stage.unique().tolist()
     if len(stages) == 1:
         return kernel(module, *rotate_part(slice(None), stage[:, 0]), value, mask, **kwargs)

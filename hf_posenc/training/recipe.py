@@ -66,7 +66,7 @@ from .sharding import (
     refuse_sharded_text,
     refuse_zero3,
 )
-from .sources import load_corpora
+from .sources import load_corpora, refuse_missing_files
 from .trainer import ContextTrainer, arguments, rows_a_step
 from .tuning import choose_trainable, count_trainable, estimate_trainable
 
@@ -134,6 +134,7 @@ def prepare(settings: Settings, resume: bool = False, merged: bool = False) -> R
     clock = Clock()
     refuse_output(settings)
     refuse_absent_packages(settings)
+    refuse_missing_files(settings.data)  # before the model, which may take minutes to load
     refuse_zero3()
     args = arguments(settings)  # from here on the launched processes know of each other
     refuse_other_launch(settings, args.world_size, int(os.environ.get("WORLD_SIZE", 1)))

@@ -50,4 +50,5 @@ def description(path: Path) -> str:
     """The description of a file, from the comment below its command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     said = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
-    return " ".join(said[1:])
+    command = next(n for n, line in enumerate(said) if not line.endswith("\\"))  # which may go on over several lines
+    return " ".join(said[command + 1 :])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PosencError, suggestion
+from ..evaluation.measures.text_files import read_text
 from .settings import DataSettings, Source
 from .stdlib import stdlib_texts
 
@@ -21,6 +22,7 @@ LARGE = 2**28
 MANY = 20
 """With fewer documents than this, the end of each one is held out instead of whole documents."""
 READERS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+TEXTS = tuple(suffix for suffix, kind in READERS.items() if kind == "text")
 HELD_OUT = 0.05
 """The default share of held-out text."""
 AHEAD = 20_000
@@ -57,17 +59,36 @@ def load_corpus(asked: Source, share: float = HELD_OUT) -> Corpus:
         if asked.format != "text":
             raise PosencError(f"stdlib is plain text, not data.format: {asked.format}.")
         return Corpus("stdlib", lambda: iter(stdlib_texts().values()), list(stdlib_texts(held_out=True).values()))
+    files = source_files(asked)
+    if files:
+        name = asked.path if isinstance(asked.path, str) else ", ".join(asked.path)
+        size = sum(os.path.getsize(file) for file in files)
+        streamed = size > LARGE if asked.streaming is None else asked.streaming
+        return split(name, lambda: from_files(files, asked), share, streamed, asked.format)
+    assert isinstance(asked.path, str)  # the name of a dataset
+    streamed = is_large(asked) if asked.streaming is None else asked.streaming
+    return split(asked.path, lambda: from_hub(asked, streamed), share, streamed, asked.format)
+
+
+def refuse_missing_files(asked: DataSettings) -> None:
+    """Raise for files that are not there or cannot be read, before anything slow is done."""
+    for source in asked.all_sources:
+        source_files(source)
+
+
+def source_files(asked: Source) -> list[str]:
+    """The files of a source; none if it is a dataset of the hub, or the standard library."""
+    if asked.path == "stdlib":
+        return []
     names = [asked.path] if isinstance(asked.path, str) else asked.path
     files = [file for name in names for file in matching_files(name)]
     if files:
-        size = sum(os.path.getsize(file) for file in files)
-        streamed = size > LARGE if asked.streaming is None else asked.streaming
-        return split(", ".join(names), lambda: from_files(files, asked), share, streamed, asked.format)
+        return files
     if isinstance(asked.path, list):
         raise PosencError(f"None of these files exists: {', '.join(names)}.")
     refuse_path(asked.path)
-    streamed = is_large(asked) if asked.streaming is None else asked.streaming
-    return split(asked.path, lambda: from_hub(asked, streamed), share, streamed, asked.format)
+    refuse_folder_of_texts(asked.path)
+    return []
 
 
 def split(
@@ -119,6 +140,17 @@ def refuse_path(name: str) -> None:
         raise PosencError(f"No file matches {name!r}. Name files, a dataset (owner/name), or stdlib.")
 
 
+def refuse_folder_of_texts(name: str) -> None:
+    """Raise for a folder of text files: `datasets` would make a document of each line."""
+    found = (
+        next((suffix for suffix in TEXTS if any(Path(name).rglob(f"*{suffix}"))), None)
+        if Path(name).is_dir()
+        else None
+    )
+    if found is not None:
+        raise PosencError(f"{name} is a folder. Name the files in it: '{name.rstrip('/')}/*{found}'.")
+
+
 def from_files(files: Iterable[str], asked: Source) -> Iterator[Any]:
     """Examples of files: a text file is one document, other files have one for each line or record."""
     for file in files:
@@ -126,10 +158,7 @@ def from_files(files: Iterable[str], asked: Source) -> Iterator[Any]:
         if kind == "text":
             if asked.format != "text":
                 raise PosencError(f"{file} is text, and data.format: {asked.format} is read from records (.jsonl).")
-            try:
-                yield Path(file).read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise PosencError(f"{file} is not text in UTF-8: {error}. Convert it first.") from None
+            yield read_text(Path(file))
         else:
             import datasets  # slow to import
 

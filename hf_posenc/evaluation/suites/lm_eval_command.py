@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import PosencError
 from ...extras import require
+from ...models import model_path
 from .harness import refuse_meaningless, task_names
 
 ABSENT = -1
@@ -30,10 +31,17 @@ def run_lm_eval(args: list[str]) -> None:
         given = command.parse_args()
         if getattr(given, "command", None) == "run":
             refuse_traps(given)
+            given.model_args = with_paths(given.model_args)
         with results_through(without_absent_lengths):
             execute(command, given)
     finally:
         sys.argv = before
+
+
+def with_paths(model_args: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The arguments with the path of `tiny`: lm-eval's tasks load the tokenizer of that name themselves."""
+    named = [key for key in ("pretrained", "tokenizer") if isinstance((model_args or {}).get(key), str)]
+    return model_args and {**model_args, **{key: model_path(model_args[key]) for key in named}}
 
 
 def execute(command: Any, given: argparse.Namespace) -> None:
