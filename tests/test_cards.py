@@ -115,8 +115,10 @@ def test_a_card_does_not_follow_into_a_folder_for_another_runtime(theirs, base, 
     save(from_base(base, "linear", factor=2.0), tmp_path / "saved")
     if theirs:
         (tmp_path / "saved" / "README.md").write_text("mine")
+    (tmp_path / "saved" / "proof.llama.cpp.json").write_text("{}")
     export_folder(tmp_path / "saved", tmp_path / "out", "mlx")
     assert (tmp_path / "out" / "README.md").exists() == theirs
+    assert not list((tmp_path / "out").glob("proof.llama*"))
 
 
 def test_saved_twice_is_the_same_card_byte_for_byte(base, tmp_path):

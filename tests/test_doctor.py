@@ -120,6 +120,15 @@ def test_what_was_damaged_is_noticed(copied, what):  # noqa: F811
     assert found.code == 1 and "wrong" in {one.level for one in found.findings}
 
 
+@pytest.mark.parametrize(("name", "runtime"), [("model.onnx", "onnx"), ("model.bin", "ct2")])
+def test_a_converted_model_is_left_to_verify(name, runtime, tmp_path):
+    write(tmp_path, {"config.json": {"add_source_bos": False}})
+    assert "cannot be built" in doctor(tmp_path).does
+    (tmp_path / name).write_bytes(b"whole")
+    found = doctor(tmp_path)
+    assert found.code == 0 and f"hf-posenc verify {tmp_path} --with {runtime} --against" in found.does
+
+
 def test_tables_that_are_shorter_than_promised(tmp_path):
     save(patch_model(model_of("gpt2"), "learned", factor=4.0), tmp_path / "a")
     model_of("gpt2").save_pretrained(tmp_path / "b")

@@ -11,7 +11,7 @@ from test_gguf import CELLS as EXPORTED
 from test_gguf import ROPE, UNSAID, model_of
 
 from hf_posenc import PosencError, describe, patch_model
-from hf_posenc.engines import table
+from hf_posenc.engines import markdown, table
 from hf_posenc.engines.kinds import KINDS, kind_of_rope
 from hf_posenc.engines.markdown import runtimes_markdown, table_cell
 from hf_posenc.engines.table import RUNTIMES, Entry, entries, look_up, parse_entries, record_entries, runtime_lines
@@ -104,7 +104,29 @@ def test_what_is_sealed_is_said_to_be_refused(scheme):
     told = describe(patch_model(tiny("llama"), scheme, **options(scheme)))
     assert told.nearest in ("yarn", "ntk")
     assert all("refuses" in line for name, line in told.runtimes.items() if name not in ("onnx", "tei"))
-    assert "right" not in " ".join(told.runtimes.values())
+    assert "right" not in " ".join(line for name, line in told.runtimes.items() if name != "onnx")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"), [("alibi", "by `hf-posenc export`: right (measured"), ("dynamic_ntk", "refuses (measured")]
+)
+def test_a_graph_is_asked_about_each_scheme_that_is_sealed(scheme, said):
+    told = describe(patch_model(tiny("llama"), scheme, **options(scheme)))
+    assert said in told.runtimes["onnx"]
+
+
+def test_single_schemes_of_a_kind_are_listed(monkeypatch):
+    def of(scheme, verdict):
+        given = (f"posenc.scheme={scheme}",)
+        return Entry("onnx", "export", "llama", "sealed", verdict, "measured", "1", "2026-01-01", given)
+
+    known = (of("alibi", "right"), of("t5", "right"), of("dca", "refuses"))
+    for module in (table, markdown):
+        monkeypatch.setattr(module, "entries", lambda: known)
+    assert table_cell("onnx", "llama", "sealed") == "export: right for 2 of 3 schemes"
+    assert "\n- sealed, llama: right `alibi`, `t5`; refuses `dca`\n" in runtimes_markdown()
+    assert look_up("onnx", "export", "llama", "sealed", {"posenc.scheme=dca"}) == known[2]
+    assert look_up("onnx", "export", "llama", "sealed", {"posenc.scheme=fire"}) is None
 
 
 def test_kinds_of_live_models():

@@ -80,7 +80,8 @@ REFUSED = {
     ("ct2", "gemma2", "llama3"): "patched or not",
     ("sglang", "gemma2", "linear"): "reads rope_theta alone on this model type.* 'ntk'",
     ("vllm", "llama", "alibi"): "nearest scheme that vLLM can serve is",
-    ("mlx", "llama", "self_extend"): "nearest scheme that MLX can serve is",
+    ("mlx", "llama", "self_extend"): "works inside attention, .* nearest scheme that MLX can serve is",
+    ("vllm", "llama", "dynamic_ntk"): "by the length of each text, .* nearest scheme that vLLM can serve is 'ntk'",
 }
 
 

@@ -1,5 +1,6 @@
 """Patching and merging on disk: neither the source nor what somebody else put there is lost."""
 
+import logging
 import shutil
 
 import pytest
@@ -8,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from test_saving import command, is_saved, state
 from transformers import AutoModelForCausalLM
 
-from hf_posenc import PosencError, merge, patch_model, save
+from hf_posenc import PosencError, load, merge, patch_model, save
 from hf_posenc.checkpoints.on_disk import patch_checkpoint
 
 
@@ -30,6 +31,16 @@ def test_a_source_is_never_overwritten(name, flag, source, tmp_path, monkeypatch
     with pytest.raises(PosencError, match="source itself"):
         patch_checkpoint(tmp_path / name, source, "yarn", factor=2.0, overwrite=bool(flag))
     assert state(source) == before
+
+
+def test_what_was_measured_of_a_source_does_not_speak_of_a_copy(source, tmp_path):
+    (source / "proof.vllm.json").write_text("{}")
+    (source / "notes.txt").write_text("mine")
+    assert command("patch", source, tmp_path / "out", "--scheme", "none").exit_code == 0
+    assert not (tmp_path / "out" / "proof.vllm.json").exists() and (tmp_path / "out" / "notes.txt").exists()
+    (tmp_path / "out" / "proof.mlx.json").write_text("{}")  # of the old weights
+    assert command("patch", source, tmp_path / "out", "--scheme", "alibi", "--overwrite").exit_code == 0
+    assert not (tmp_path / "out" / "proof.mlx.json").exists() and (tmp_path / "out" / "notes.txt").exists()
 
 
 def test_a_target_is_overwritten_only_if_that_is_said(source, tmp_path):
@@ -79,3 +90,12 @@ def test_a_merge_overwrites_neither_adapter_nor_base(source, tmp_path):
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     assert (state(source), state(tmp_path / "a")) == before
+
+
+@pytest.mark.parametrize("scheme", ["llama3", "alibi"])
+def test_transformers_does_not_warn_of_what_needs_no_action(scheme, source, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        patch_checkpoint(source, tmp_path / "out", scheme, target_length=256)
+        load(tmp_path / "out")
+    assert [record.getMessage() for record in caplog.records] == []

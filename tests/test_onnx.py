@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_posenc import UnsupportedCell, patch_model, save
+from hf_posenc.runtime.masks import ordered_queries
 from hf_posenc.serving.verify import verify
 
 SHAPE = dict(
@@ -66,7 +67,17 @@ def test_what_follows_the_text_is_not_exported(kind, scheme, says):
         torch.export.export(Logits(model), (traced,), dynamic_shapes=(dynamic,), strict=False)
 
 
-@pytest.mark.parametrize(("kind", "scheme", "cached"), [("llama", "yarn", True), ("bert", "alibi", False)])
+def test_running_maxima_are_exported_as_comparisons(monkeypatch):
+    positions = torch.tensor([[0, 1, 2, 3, 4], [1, 1, 0, 1, 2], [5, 0, 1, 2, 6]])
+    expected = [[all(q >= p for p in row[: i + 1]) for i, q in enumerate(row)] for row in positions.tolist()]
+    for exporting in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_exporting", lambda exporting=exporting: exporting)
+        assert ordered_queries(positions).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "cached"), [("llama", "yarn", True), ("llama", "self_extend", False), ("bert", "alibi", False)]
+)
 def test_onnxruntime_computes_the_same(kind, scheme, cached, tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"ONNX graphs need {package}: pip install {package}")
@@ -82,6 +93,7 @@ def test_onnxruntime_computes_the_same(kind, scheme, cached, tmp_path):
     session = onnxruntime.InferenceSession(str(tmp_path / "b" / "model.onnx"))
     assert any(given.name == "past_key_values.0.value" for given in session.get_inputs()) == cached
     assert verify(tmp_path / "b", "onnx", against=tmp_path / "a").verdict == "same"
+    assert cached or verify(tmp_path / "a", "onnx").verdict == "same"  # by the way of an export
     other = patch_model(model_of(kind), "none", target_length=128)
     save(other, tmp_path / "c")
     assert verify(tmp_path / "b", "onnx", against=tmp_path / "c").verdict == "differs"
@@ -89,7 +101,7 @@ def test_onnxruntime_computes_the_same(kind, scheme, cached, tmp_path):
 
 def test_what_follows_the_length_is_refused(tmp_path):
     pytest.importorskip("onnxscript", reason="ONNX graphs need onnxscript: pip install onnxscript")
-    from hf_posenc.serving.onnx.export import write_onnx
+    from hf_posenc.serving.onnx.write import write_onnx
 
     model = patch_model(model_of("llama"), "dynamic_ntk", factor=4.0)
     with pytest.raises(UnsupportedCell, match=r"traced once .* nearest scheme that can be exported is 'ntk'"):

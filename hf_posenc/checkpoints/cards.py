@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..schemes import Scheme
 from ..schemes.plans import Plan
 from .adapters import adapter_record
 from .embedders import MODULES
-from .files import CONFIG, read_json
+from .files import CONFIG, PROOF, read_json
 from .portable import MODULE
 
 CARD, FORMER = "README.md", "README.base.md"
@@ -45,6 +46,11 @@ def is_ours(file: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return is_our_text(text)
+
+
+def stays_behind(file: Path) -> bool:
+    """Whether a file speaks of the folder that it lies in, and not of a copy: our card, or what `verify` measured."""
+    return is_ours(file) or fnmatch(file.name, PROOF)
 
 
 def is_our_text(text: str) -> bool:

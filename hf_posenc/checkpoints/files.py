@@ -14,6 +14,8 @@ from .hub import hub_file
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PROOF = "proof.*.json"
+"""Files with what a runtime was measured to make of a checkpoint."""
 HUB = ("revision", "token", "cache_dir", "force_download", "local_files_only", "subfolder", "proxies")
 """Arguments of `from_pretrained` that say where files come from."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ from ..patching.seal import is_sealed_config
 from ..patching.sidecar import ADAPTER, FILE, adapter_settings
 from ..patching.sizes import config_length
 from ..patching.untrained import warn_untrained
+from ..runtime.rotary import hush_transformers
 from ..schemes import Scheme
 from ..schemes.plans import scheme_or_plan
 from .adapters import adapter_record
 from .cards import PATCHED, card_to_keep, write_card
 from .embedders import copy_modules
-from .files import CONFIG, INDEX, WEIGHTS, find, read_json, weight_files
+from .files import CONFIG, INDEX, PROOF, WEIGHTS, find, read_json, weight_files
 from .hub import refuse_missing_folder
 from .load import model_class_of, put_back_values, unpatched_config
 from .restore import refuse_other_geometry, restore
@@ -87,7 +89,8 @@ def patch_checkpoint(
     with stage_files(target, kept=kept) as folder:
         _copy_small_files(Path(origin), folder, config_length(where))
         copy_modules(Path(origin), folder, _requested_length(fitted, where))
-        model.config.save_pretrained(folder)
+        with hush_transformers():
+            model.config.save_pretrained(folder)
         _write_weights(Path(origin), folder, files, tensors)
         if not kept:
             write_card(folder, origin, PATCHED)
@@ -220,7 +223,7 @@ def _own_parameters(model: PreTrainedModel, files: dict[str, str]) -> dict[str, 
 def _copy_small_files(source: Path, folder: Path, length: int | None) -> None:
     for file in source.iterdir():
         weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == INDEX
-        if file.is_file() and not weights and file.name != CONFIG:
+        if file.is_file() and not weights and file.name != CONFIG and not fnmatch(file.name, PROOF):
             shutil.copy2(file, folder / file.name)
     tokenizer = folder / "tokenizer_config.json"
     if tokenizer.exists() and length is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import PosencError
 from ..patching.sidecar import ADAPTER, FILE
-from .files import CONFIG, INDEX, WEIGHTS, read_json
+from .files import CONFIG, INDEX, PROOF, WEIGHTS, read_json
 
 if sys.platform != "win32":
     import fcntl
@@ -29,7 +29,8 @@ def stage_files(path: str | os.PathLike[str], kept: Collection[str] = ()) -> Ite
 
     An error leaves everything at `path` as it was. A kill leaves the old checkpoint, the new one, or a folder without
     its config.json, which every loader refuses and the next save repairs. Of the files at `path`, only those with the
-    names of new ones and the old weights are removed. Files named in `kept` are written only where there are none.
+    names of new ones, the old weights and what was measured of these are removed. Files named in `kept` are written
+    only where there are none.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
@@ -106,11 +107,11 @@ def _rank(name: Path) -> tuple[bool, bool, bool, str]:
 
 
 def _files_to_remove(target: Path, coming: list[Path]) -> set[Path]:
-    """Old files in a folder that must go though no new file has their name, such as old weights."""
+    """Old files that must go though no new file has their name, such as old weights and what was measured of them."""
     found = {name.with_name(FILE) for name in coming if name.name == ADAPTER}
     if not {Path(WEIGHTS), Path(INDEX)} & set(coming):
         return found
-    found |= {Path(WEIGHTS), Path(INDEX)}
+    found |= {Path(WEIGHTS), Path(INDEX), *(file.relative_to(target) for file in target.glob(PROOF))}
     with suppress(PosencError):  # there is no index, or it is damaged
         names = read_json(str(target / INDEX)).get("weight_map")
         shards = names.values() if isinstance(names, dict) else ()

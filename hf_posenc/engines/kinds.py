@@ -30,6 +30,8 @@ KINDS = {
 }
 """The values of the column `kind` in `runtimes.json`, with what each means."""
 LISTED = "listed"
+SCHEME = "posenc.scheme="
+"""The start of a key that names the scheme of a patch."""
 USUAL_THETA = 10_000.0
 """The theta that runtimes use if the config has none."""
 STILL = 1e20
@@ -53,9 +55,18 @@ def kind_of_rope(rope: Mapping[str, Any]) -> str:
 
 
 def keys_of(config: Mapping[str, Any]) -> set[str]:
-    """The keys of a config, with those of its `rope_parameters` written as "rope_parameters.factor"."""
-    rope = config.get("rope_parameters")
-    return {*config, *(f"rope_parameters.{key}" for key in (rope if isinstance(rope, Mapping) else ()))}
+    """The keys of a config, with those of its `rope_parameters` written as "rope_parameters.factor".
+
+    The scheme of a patch is one as well: "posenc.scheme=alibi".
+    """
+    rope, posenc = config.get("rope_parameters"), config.get("posenc")
+    scheme = [f"{SCHEME}{posenc.get('scheme')}"] if isinstance(posenc, Mapping) else []
+    return {*config, *(f"rope_parameters.{key}" for key in (rope if isinstance(rope, Mapping) else ())), *scheme}
+
+
+def is_scheme(key: str) -> bool:
+    """Whether one of these keys names the scheme of a patch."""
+    return key.startswith(SCHEME)
 
 
 def _is_still(rope: Mapping[str, Any]) -> bool:

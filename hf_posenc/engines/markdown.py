@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kinds import KINDS
+from .kinds import KINDS, SCHEME, is_scheme
 from .table import ANY, RUNTIMES, Entry, entries, look_up
 
 SAVED_KEYS = frozenset(
@@ -28,8 +28,26 @@ def _runtime_part(runtime: str) -> str:
         cells = [table_cell(runtime, architecture, kind) for architecture in types]
         if set(cells) != {"-"}:
             rows.append(f"| {kind} | {' | '.join(cells)} |")
+    schemes = _scheme_lines(known)
     versions = sorted({f"{entry.version} ({entry.basis}, {_last_date(known, entry)})" for entry in known})
-    return "\n".join([*rows, "", f"{RUNTIMES[runtime]}: {'; '.join(versions) or 'nothing is known yet'}."])
+    return "\n".join([*rows, "", *schemes, f"{RUNTIMES[runtime]}: {'; '.join(versions) or 'nothing is known yet'}."])
+
+
+def _scheme_lines(known: list[Entry]) -> list[str]:
+    """What is known of single schemes of a kind, for each model type, as a list."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for entry in known:
+        for scheme in (key.removeprefix(SCHEME) for key in filter(is_scheme, entry.given)):
+            verdicts = found.setdefault((entry.kind, entry.architecture), {})
+            verdicts.setdefault(entry.verdict, []).append(f"`{scheme}`")
+    lines = [
+        f"- {kind}, {architecture}: "
+        + "; ".join(
+            f"{WORDS[verdict]} {', '.join(sorted(verdicts[verdict]))}" for verdict in WORDS if verdict in verdicts
+        )
+        for (kind, architecture), verdicts in sorted(found.items())
+    ]
+    return [*lines, ""] if lines else []
 
 
 def _last_date(known: list[Entry], entry: Entry) -> str:
@@ -43,7 +61,18 @@ def table_cell(runtime: str, architecture: str, kind: str) -> str:
     words = [verdict_word(saved)] if saved else []
     if exported is not None and (saved is None or saved.verdict != exported.verdict):
         words.append(f"export: {verdict_word(exported)}")
-    return ", ".join(words) or "-"
+    return ", ".join(words) or _by_scheme(runtime, architecture, kind) or "-"
+
+
+def _by_scheme(runtime: str, architecture: str, kind: str) -> str:
+    """Where only single schemes of a kind are known: how many of them are right."""
+    cell = runtime, architecture, kind
+    verdicts = [
+        entry.verdict
+        for entry in entries()
+        if (entry.runtime, entry.architecture, entry.kind) == cell and any(map(is_scheme, entry.given))
+    ]
+    return f"export: right for {verdicts.count('right')} of {len(verdicts)} schemes" if verdicts else ""
 
 
 def verdict_word(entry: Entry) -> str:

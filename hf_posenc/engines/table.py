@@ -8,7 +8,8 @@ The file is a list of entries, one per line, with these fields:
     architecture  a `model_type` of transformers; "*" for all types without an entry of their own
     kind          one of `kinds.KINDS`, as `kind_of_rope` finds it in the config; "*" for all other kinds
     given         keys that config.json must have for the entry to hold, such as "rope_theta" (at the top level, as
-                  older transformers wrote it) or "rope_parameters.short_mscale"; left out if there are none
+                  older transformers wrote it) or "rope_parameters.short_mscale", or the scheme of a patch, as
+                  "posenc.scheme=alibi"; left out if there are none
     verdict       "right", "refuses", "wrong" or "untried"
     basis         "measured", or "source": read in the runtime's code and not run
     version       of the runtime, and of its converter

@@ -204,7 +204,8 @@ def cell_of(where: Places, sealed: bool, record: Record | None) -> tuple[str, st
         kind = kind_of_rope(rope)
     else:
         kind = "table" if where.has_table else "own"
-    return where.config.model_type, kind, keys_of(vars(where.config))
+    patch = {"posenc": {"scheme": record.scheme.name}} if record is not None else {}
+    return where.config.model_type, kind, keys_of({**vars(where.config), **patch})
 
 
 def _theta(rope: dict[str, Any] | None, record: Record | None) -> float | None:

@@ -109,6 +109,8 @@ def padding_of(mask: Tensor) -> Tensor | None:
 
 def ordered_queries(query: Tensor) -> Tensor:
     """Which queries have a position of at least those of all earlier queries. Padding within a text may not."""
+    if torch.compiler.is_exporting():  # ONNX has no running maximum, and a mask is as large as this
+        return ~(query[:, None, :] > query[:, :, None]).tril().any(-1)
     return query >= query.cummax(-1).values
 
 

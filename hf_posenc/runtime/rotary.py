@@ -70,14 +70,14 @@ class PlannedRotary(Rotary):
 
 
 @contextmanager
-def hush_transformers() -> Iterator[None]:
-    """Suppress the warnings of transformers about the `rope_type` of sealed configs and about keys that only vLLM
-    reads. They need no action."""
+def hush_transformers(*other: str) -> Iterator[None]:
+    """Suppress the warnings of transformers about the `rope_type` of sealed configs, about keys that only vLLM reads,
+    and those that contain one of `other`. They need no action."""
 
     def is_useful(record: logging.LogRecord) -> bool:
         said = record.getMessage()
         theirs = "Unrecognized keys" in said and all(name in said for name in MSCALES)
-        return f"'rope_type'={SEALED!r}" not in said and not theirs
+        return not theirs and all(part not in said for part in (f"'rope_type'={SEALED!r}", *other))
 
     logger = logging.getLogger("transformers.modeling_rope_utils")
     logger.addFilter(is_useful)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.cards import is_ours
+from ..checkpoints.cards import stays_behind
 from ..checkpoints.files import CONFIG, read_json
 from ..checkpoints.load import load
 from ..core.effects import Rotation
@@ -81,7 +81,7 @@ def write_folder(
 ) -> None:
     """Write the files of a checkpoint into a folder, with a config for one runtime."""
     for file in origin.iterdir():
-        if file.is_file() and file.name != CONFIG and not is_ours(file):  # our card describes only the original
+        if file.is_file() and file.name != CONFIG and not stays_behind(file):
             shutil.copy2(file, folder / file.name)
     raw = read_json(str(origin / CONFIG))
     raw.pop("posenc", None)  # the folder needs no patch
@@ -143,7 +143,9 @@ WAYS: dict[str, Callable[[Any, LiveRotation, int, str], dict[str, Any]]] = {
 def _convert_to_ct2(folder: Path, rotation: LiveRotation | None) -> None:
     """Replace the weights in a folder by a CTranslate2 model, with the given rotation if any."""
     if CT2.version() is None:
-        raise PosencError(f"CTranslate2 converts by itself, and is not installed here: {CT2.install}.")
+        raise PosencError(
+            f"Nothing is written: CTranslate2's own converter does that, and is not installed here: {CT2.install}."
+        )
     with tempfile.TemporaryDirectory() as made:
         told = {"factors": rotation.factors(), "scaling": rotation.attention_scaling} if rotation else None
         done = CT2.run("--convert", str(folder), made, *([json.dumps(told)] if told else []))

@@ -1,18 +1,23 @@
-"""ONNX graphs in onnxruntime. A graph with a cache reads prompts in two parts, to check the cache too."""
+"""ONNX graphs in onnxruntime. A graph with a cache reads prompts in two parts, to check the cache too.
+
+A checkpoint's folder without a graph is exported to a temporary one.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import PosencError
+from .onnx.graphs import FILE
 from .readers import Prompts, Reader, Subject
 
-FILE = "model.onnx"
 PAST, PRESENT = "past_key_values.", "present."
 
 
@@ -24,11 +29,19 @@ def version() -> str | None:
 
 
 def read(subject: Subject, prompts: Prompts) -> list[Tensor]:
+    file = subject.path / FILE if subject.path.is_dir() else subject.path
+    if file.is_file():
+        return read_graph(file, prompts)
+    from .onnx.write import write_onnx  # needs an extra
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_onnx(subject.model, Path(folder))
+        return read_graph(Path(folder) / FILE, prompts)
+
+
+def read_graph(file: Path, prompts: Prompts) -> list[Tensor]:
     import onnxruntime
 
-    file = subject.path / FILE if subject.path.is_dir() else subject.path
-    if not file.is_file():
-        raise PosencError(f"{subject.path} holds no {FILE}: export it first, hf-posenc export ... --to onnx.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", 0))
     options.log_severity_level = 3

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.effects import FollowingRotation
 from ..errors import PosencError, UnsupportedCell
 from ..patching.describe import describe
 from ..patching.grades import SEALED
+from ..patching.patch_state import record_of
 from ..schemes import SCHEMES
 
 
@@ -62,6 +64,13 @@ def _has_rotary(model: Any) -> bool:
     return isinstance(getattr(model.config.get_text_config(), "rope_parameters", None), dict)
 
 
+def follows_length(model: Any) -> bool:
+    """Whether a patched model rotates by angles that depend on the length of each text."""
+    record = record_of(model)
+    effects = record.effects().values() if record is not None else ()
+    return any(isinstance(effect.rotation, FollowingRotation) for effect in effects)
+
+
 def refuse_sealed(model: Any, runtime: str) -> None:
     """Raise for a scheme that only hf_posenc computes, and name the nearest one that others can."""
     found: Any = describe(model)
@@ -69,8 +78,9 @@ def refuse_sealed(model: Any, runtime: str) -> None:
         return
     known = SCHEMES.registered().get(found.scheme)  # a plan is none
     nearest = (known and known.nearest) or "yarn" if found.pairs or _has_rotary(model) else "learned"
+    how = "chooses its angles by the length of each text" if follows_length(model) else "works inside attention"
     raise UnsupportedCell(
-        f"{found.scheme!r} on {type(model).__name__} works inside attention, which {runtime} does not support: only "
-        f"hf_posenc computes it. The nearest scheme that {runtime} can serve is {nearest!r}: patch the original model "
-        f"with it (hf-posenc patch MODEL OUT {nearest}), and export that."
+        f"{found.scheme!r} on {type(model).__name__} {how}, which {runtime} does not support: only hf_posenc "
+        f"computes it. The nearest scheme that {runtime} can serve is {nearest!r}: patch the original model with it "
+        f"(hf-posenc patch MODEL OUT --scheme {nearest}), and export that."
     )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...checkpoints.files import CONFIG
 from ...checkpoints.on_disk import describe_checkpoint
+from ...engines.table import RUNTIMES
 from ...errors import PosencError
 from ...models import model_path
 from ...patching.sidecar import ADAPTER
 from . import adapters, configs, gguf_files, patches, requests
-from .findings import LEVELS, NOTE, SUSPICIOUS, Finding, findings
+from .findings import NOTE, SUSPICIOUS, WRONG, Finding, findings
 from .reading import Checkpoint, read_checkpoint, refuse_giants
 
+CONVERTED = {"model.onnx": "onnx", "model.bin": "ct2"}
+"""Files that hold a whole model for a runtime. A config beside them is no more than what it was made from."""
 MODULES = (adapters, configs, gguf_files, patches, requests)
 """Importing them registers their checks."""
 
@@ -40,7 +44,8 @@ class Diagnosis:
         return {**asdict(self), "findings": [asdict(one) for one in self.findings], "code": self.code}
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{sum(f.level == level for f in self.findings)} {level}" for level in LEVELS)
+        found = Counter(one.level for one in self.findings)
+        counts = f"{found[WRONG]} wrong, {found[SUSPICIOUS]} suspicious, {found[NOTE]} note{'s' * (found[NOTE] != 1)}"
         parts = [f"{self.path}: {self.kind}", self.does, *map(str, self.findings), counts]
         return printable("\n\n".join(filter(None, parts)))
 
@@ -86,6 +91,11 @@ def _folder(folder: Path) -> Diagnosis:
         raise PosencError(
             f"{folder} holds neither {CONFIG}, {ADAPTER} nor one GGUF file: there is nothing to look at."
         )
+    for name, runtime in CONVERTED.items():
+        if (folder / name).is_file() and not any(folder.glob("*.safetensors")):
+            again = f"hf-posenc verify {folder} --with {runtime} --against CHECKPOINT"
+            does = f"{name} for {RUNTIMES[runtime]} holds positions of its own. Whether they are those meant: {again}"
+            return Diagnosis(str(folder), "checkpoint", does, ())
     checkpoint = read_checkpoint(folder)
     found = findings("checkpoint", checkpoint)
     for file in sorted(folder.glob("*.gguf")):

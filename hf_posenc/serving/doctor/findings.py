@@ -53,6 +53,8 @@ def findings(kind: str, thing: Any, where: str = "") -> list[Finding]:
         try:
             found += [replace(one, check=name, where=one.where or where) for one in look(thing)]
         except Exception as error:
+            if any(one.text == str(error) for one in found):
+                continue
             text = f"this could not be checked: {type(error).__name__}: {error}"
             found.append(Finding(SUSPICIOUS, text, "Look at the file itself: it is odd.", name, where))
     order = list(LEVELS)

@@ -9,7 +9,7 @@ from ...engines.kinds import number
 from ...errors import PosencError
 from ...families import family_of
 from ...patching.records import Record
-from ...patching.seal import check_seal, has_seal, is_sealed_config
+from ...patching.seal import MARKS, check_seal, has_seal, is_sealed_config
 from .findings import NOTE, SUSPICIOUS, WRONG, Finding, check
 from .reading import Checkpoint
 from .ropes import length_of, raw_ropes, theta_of, type_of
@@ -35,7 +35,7 @@ def seal_is_whole(it: Checkpoint) -> Iterator[Finding]:
         yield Finding(WRONG, str(error), "Fetch the weights again.")
         return
     if "posenc" not in it.raw:
-        if is_sealed_config(it.raw) or has_seal(names):
+        if has_seal(names) or any(it.raw.get(name) == mark for name, mark in MARKS.items()):
             text = "The checkpoint is sealed and has lost its 'posenc' record: how it knew positions is not known."
             yield Finding(WRONG, text, ANEW)
         return
@@ -58,7 +58,7 @@ def only_here(it: Checkpoint) -> Iterator[Finding]:
     if is_sealed_config(it.raw):
         yield Finding(
             NOTE,
-            "Only hf_posenc computes this scheme: no server for attention with positions of its own can run it.",
+            "Only hf_posenc computes this scheme: servers compute attention by themselves, and cannot run it.",
             "hf-posenc serve-args PATH --for RUNTIME names the nearest scheme that one can.",
         )
 

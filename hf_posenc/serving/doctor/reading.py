@@ -70,15 +70,19 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
             raise PosencError(f"{file} is not a safetensors file, or damaged.")
         try:
             header = json.loads(stream.read(size))
-            return {
+            found = {
                 name: Stored(
                     file, about["dtype"], tuple(about["shape"]), *(8 + size + n for n in about["data_offsets"])
                 )
                 for name, about in header.items()
                 if name != "__metadata__"
             }
+            whole = max((tensor.end for tensor in found.values()), default=8 + size)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise PosencError(f"{file} is not a safetensors file, or damaged.") from None
+    if whole > file.stat().st_size:
+        raise PosencError(f"{file} is cut off: it has {file.stat().st_size} bytes, and its header speaks of {whole}.")
+    return found
 
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "depth")

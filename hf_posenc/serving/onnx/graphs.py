@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import DynamicCache
 
+FILE = "model.onnx"
 BATCH, LENGTH, PAST = 3, 5, 7
 """Sizes to trace with; no two alike, and none of them 0 or 1, which a tracer takes for good."""
 
