@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from ..errors import PosencError
 
 KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -117,6 +120,25 @@ def _hooks(module: Any, before: str) -> dict[int, Any]:
     """The functions that run before a module's forward, or before its state dict is built."""
     found: dict[int, Any] = module._forward_pre_hooks if before == "forward" else module._state_dict_pre_hooks
     return found
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a backward pass whose own gradient is unknown: raises where one is asked for (`create_graph=True`).
+
+    torch's decorator of this name marks a graph that is walked as a whole; `torch.autograd.grad` walks only what leads
+    to the tensors that it is given, and takes what is missing for zero.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise PosencError(
+                "create_graph=True asks for gradients of gradients, which this package's fast attention and loss do "
+                "not have. A patched model has them with model.set_attn_implementation('hf_posenc_eager')."
+            )
+        return backward(ctx, *gradients)
+
+    return checked
 
 
 def unwrap_compiled(model: Any) -> Any:
