@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Self
 
@@ -101,6 +102,23 @@ def find_right_dtypes() -> tuple[torch.dtype, ...]:
 
 CPU_ATTENTION = find_right_dtypes()
 """The dtypes in which `cpu_attention` was found to be right. Tested on import, as a compiler could not trace it."""
+
+
+@contextmanager
+def usual_defaults() -> Iterator[None]:
+    """What is made here is in fp32 and on the CPU, whatever `torch.set_default_dtype` and `torch.device` say.
+
+    Frequencies rounded to bfloat16 are other frequencies.
+    """
+    dtype = torch.get_default_dtype()
+    try:
+        if dtype != torch.float32:
+            torch.set_default_dtype(torch.float32)
+        with torch.device("cpu"):
+            yield
+    finally:
+        if dtype != torch.float32:
+            torch.set_default_dtype(dtype)
 
 
 def has_pre_hook(module: Any, function: Callable[..., Any], before: str = "forward") -> bool:
