@@ -11,7 +11,6 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
-from transformers.quantizers.auto import AutoQuantizationConfig
 
 from ..errors import PosencError
 from ..extras import require
@@ -94,6 +93,8 @@ def dequantize_model(model: Any, dtype: Any) -> Any:
 
 def quantization_config(noted: dict[str, Any], path: str) -> Any:
     """The quantization of the base model that the adapter was trained on."""
+    from transformers.quantizers.auto import AutoQuantizationConfig  # only such adapters need it
+
     method = noted.get("quant_method")
     how = "in 4 bits, by bitsandbytes" if method == "bitsandbytes" else f"quantised by {method}"
     otherwise = "To put it on whole weights, which makes another model, pass quantization_config=None."
