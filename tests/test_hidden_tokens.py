@@ -127,3 +127,12 @@ def test_a_streaming_cache_refuses_to_hide_what_it_was_shown():
     found = logits(model, ids[:, 12:], attention_mask=mask, position_ids=at[:, 12:], past_key_values=cache)
     alone = logits(model, ids[:1, 2:])[0, -1]
     torch.testing.assert_close(found[0, -1], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_tree_goes_into_an_empty_streaming_cache(kernel):
+    prompt = 12
+    model, ids = patched("llama", "streaming", kernel, **STREAMING), tokens(1, prompt + len(PARENTS))
+    _, mask, at = draft_tree(prompt, kernel)
+    meant = logits(model, ids, attention_mask=mask, position_ids=at, use_cache=False)
+    torch.testing.assert_close(logits(model, ids, attention_mask=mask, position_ids=at), meant, atol=1e-4, rtol=1e-4)

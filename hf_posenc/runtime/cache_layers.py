@@ -180,7 +180,9 @@ class CarryingLayer(CacheLayerMixin):
         if call.sizes is not None:
             self._choose_slots(call)
         if call.tracked is not None:
-            call.keys = self._track_positions(call.tracked.expand(len(key_states), -1), start)
+            places = self._track_positions(call.tracked.expand(len(key_states), -1), start)
+            # Into an empty cache of fixed size all keys are new, and the mask, which is heeded, says which are seen.
+            call.keys = places if call.sizes is None or start else call.query
         if call.gates is not None:
             call.gates = self._track_gates(call.gates[..., None], start)
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
