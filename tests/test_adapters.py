@@ -445,3 +445,18 @@ def test_loading_does_not_touch_the_files(originals, tmp_path):
     load(tmp_path / "a")
     assert {file.name: file.read_bytes() for file in (tmp_path / "a").iterdir()} == before
     assert "posenc" not in config_of(originals / "llama")
+
+
+@pytest.mark.parametrize("scheme", ["t5", "fire", "shaw"])
+def test_what_a_scheme_learned_below_an_adapter_is_not_lost_unnoticed(originals, tmp_path, scheme):
+    """The adapter does not hold it, and the base model on disk never did."""
+    base = patch_model(load(originals / "llama"), scheme, **options(scheme))
+    adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=4))
+    save(adapted, tmp_path / "fresh")
+    load(tmp_path / "fresh")
+    for name, parameter in base.named_parameters():
+        if "posenc_bias" in name:
+            parameter.data.add_(0.1)
+    save(adapted, tmp_path / "trained")
+    with pytest.raises(PosencError, match=r"other weights than this base model has \(.*posenc_bias"):
+        load(tmp_path / "trained")

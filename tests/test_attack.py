@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from attack.bits import KINDS
 from attack.drawing import HEATS, SCHEMES, Cell, Wrong, blocks_of, compare, meant, patched
 from attack.gradients import weights_that_learn
 from attack.outcomes import SLOW, drawn, outcome
@@ -26,6 +27,18 @@ def test_nothing_is_silently_wrong(part):
         assert word not in ("WRONG", "crashed"), f"python tests/attack --only {seed}  # {case.cell}: {found}"
         words[word] += 1
     assert words["right"] > 12
+
+
+@pytest.mark.skipif(not KINDS, reason="neither bitsandbytes nor torchao is installed")
+def test_weights_of_few_bits_are_not_silently_wrong():
+    words = Counter()
+    for seed in range(12):
+        word, case, found = outcome(seed, "bits")
+        assert word not in ("WRONG", "crashed"), (
+            f"python tests/attack --mode bits --only {seed}  # {case.cell}: {found}"
+        )
+        words[word] += 1
+    assert words["right"] > 8
 
 
 @pytest.mark.parametrize("scheme", ["yarn", "alibi", "dynamic_ntk", "dca", "learned", *NEWER])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cells import KINDS, LENGTH, tiny, tokens
+from cells import KINDS, LENGTH, options, tiny, tokens
 
 from hf_posenc import PosencError, patch_model, set_rendering
 from hf_posenc.runtime import renderings
@@ -204,3 +204,15 @@ def test_a_key_of_a_shared_text_says_where_it_stands_in_all_parts(monkeypatch, d
         wanted = slopes(HEADS)[::GROUPS]
         for head, slope in enumerate(wanted):
             torch.testing.assert_close(added[0, head, 0], slope * part[0].double(), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "t5", "fire", "kerple", "window", "self_extend", "dca", "dynamic_ntk"])
+def test_second_derivatives_are_refused(scheme):
+    """`torch.autograd.grad` walks only what leads to the tensors that it is given. attack/gradients.py judges those
+    of eager attention."""
+    model, ids = patch_model(tiny("llama"), scheme, **options(scheme)), tokens(2, 40)
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    loss = model(ids, use_cache=False).logits.square().mean()
+    assert torch.autograd.grad(loss, weight, retain_graph=True)[0].any()
+    with pytest.raises(PosencError, match="gradients of gradients"):
+        torch.autograd.grad(loss, weight, create_graph=True)

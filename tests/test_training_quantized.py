@@ -10,7 +10,7 @@ import shipped_models
 import torch
 from safetensors.torch import load_file
 
-from hf_posenc import PosencError, load, patch_model
+from hf_posenc import PosencError, load, patch_model, save
 from hf_posenc.models import NAMES, model_path
 from hf_posenc.training.recipe import make_trainer, prepare, train
 from hf_posenc.training.settings_file import read_settings
@@ -125,6 +125,25 @@ def test_an_adapter_on_4_bits_is_not_put_on_whole_weights_unasked(run, monkeypat
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "bitsandbytes" else own(name, *a))
     with pytest.raises(PosencError, match=r"in 4 bits, by bitsandbytes: pip install bitsandbytes"):
         load(run / "adapter")
+
+
+@pytest.mark.skipif(not installed["torchao"], reason="torchao is not installed")
+def test_an_adapter_on_8_bits_of_torchao_is_loaded_on_them_again(tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    base = load("tiny", dtype=torch.float32, quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))
+    patch_model(base, "yarn", target_length=1280)
+    asked = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(base, asked).eval()
+    save(adapted, tmp_path)
+    ids = torch.arange(3, 60)[None]
+    with torch.no_grad():
+        found = adapted(ids).logits
+        torch.testing.assert_close(load(tmp_path, dtype=torch.float32)(ids).logits, found)
+        other = load(tmp_path, dtype=torch.float32, quantization_config=None)(ids).logits
+    assert float((other - found).abs().max()) > 1e-3  # the base as it is stored is another model
 
 
 def test_4_bits_without_their_package_or_without_adapters_are_refused(models, tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def load_adapter(
         if kwargs.get("model_class") is None and adapter.get("task_type") in TASKS:
             kwargs["model_class"] = getattr(transformers, TASKS[adapter["task_type"]])
         if noted.get("quantization") and "quantization_config" not in kwargs:
-            kwargs["quantization_config"] = four_bit_config(noted["quantization"], path)
+            kwargs["quantization_config"] = quantization_config(noted["quantization"], path)
         of_adapter = ("revision", "subfolder")
         model = load_base(name, **{k: v for k, v in kwargs.items() if k not in of_adapter})
         if dequantized:
@@ -91,14 +91,24 @@ def dequantize_model(model: Any, dtype: Any) -> Any:
     return model.dequantize(dtype=dtype)
 
 
-def four_bit_config(noted: dict[str, Any], path: str) -> Any:
+def quantization_config(noted: dict[str, Any], path: str) -> Any:
     """The quantization of the base model that the adapter was trained on."""
-    if importlib.util.find_spec("bitsandbytes") is None:
+    from transformers.quantizers.auto import AutoQuantizationConfig  # only such adapters need it
+
+    method = noted.get("quant_method")
+    how = "in 4 bits, by bitsandbytes" if method == "bitsandbytes" else f"quantised by {method}"
+    otherwise = "To put it on whole weights, which makes another model, pass quantization_config=None."
+    if method in ("bitsandbytes", "torchao") and importlib.util.find_spec(method) is None:
         raise PosencError(
-            f"The adapter in {path} was trained on a base model in 4 bits, by bitsandbytes: pip install bitsandbytes. "
-            "To put it on whole weights, which makes another model, pass quantization_config=None."
+            f"The adapter in {path} was trained on a base model {how}: pip install {method}. {otherwise}"
         )
-    return transformers.BitsAndBytesConfig.from_dict(noted)
+    try:
+        return AutoQuantizationConfig.from_dict(noted)
+    except (ImportError, KeyError, TypeError, ValueError) as error:
+        raise PosencError(
+            f"The adapter in {path} was trained on a base model {how}, with settings that transformers cannot read "
+            f"({error}). {otherwise}"
+        ) from error
 
 
 def adapter_record(data: dict[str, Any]) -> tuple[Record, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from ..errors import PosencError
 
 KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -100,6 +104,23 @@ CPU_ATTENTION = find_right_dtypes()
 """The dtypes in which `cpu_attention` was found to be right. Tested on import, as a compiler could not trace it."""
 
 
+@contextmanager
+def usual_defaults() -> Iterator[None]:
+    """What is made here is in fp32 and on the CPU, whatever `torch.set_default_dtype` and `torch.device` say.
+
+    Frequencies rounded to bfloat16 are other frequencies.
+    """
+    dtype = torch.get_default_dtype()
+    try:
+        if dtype != torch.float32:
+            torch.set_default_dtype(torch.float32)
+        with torch.device("cpu"):
+            yield
+    finally:
+        if dtype != torch.float32:
+            torch.set_default_dtype(dtype)
+
+
 def has_pre_hook(module: Any, function: Callable[..., Any], before: str = "forward") -> bool:
     """Whether this function is a pre-hook of a module. torch has no public way to list hooks."""
     return function in _hooks(module, before).values()
@@ -117,6 +138,25 @@ def _hooks(module: Any, before: str) -> dict[int, Any]:
     """The functions that run before a module's forward, or before its state dict is built."""
     found: dict[int, Any] = module._forward_pre_hooks if before == "forward" else module._state_dict_pre_hooks
     return found
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a backward pass whose own gradient is unknown: raises where one is asked for (`create_graph=True`).
+
+    torch's decorator of this name marks a graph that is walked as a whole; `torch.autograd.grad` walks only what leads
+    to the tensors that it is given, and takes what is missing for zero.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise PosencError(
+                "create_graph=True asks for gradients of gradients, which this package's fast attention and loss do "
+                "not have. A patched model has them with model.set_attn_implementation('hf_posenc_eager')."
+            )
+        return backward(ctx, *gradients)
+
+    return checked
 
 
 def unwrap_compiled(model: Any) -> Any:

@@ -144,7 +144,7 @@ class FollowingRotation(Rotation):
     def growth(self, stage: Tensor) -> Tensor:
         if self.step is None:
             return stage.float()
-        return torch.log1p(stage * (self.step * self.factor / self.border))
+        return torch.log1p(stage.float() * (self.step * self.factor / self.border))
 
 
 @dataclass(frozen=True, kw_only=True)

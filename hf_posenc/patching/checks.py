@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..compat.pytorch import usual_defaults
 from ..errors import PosencError
 from ..families import Places, places
 from ..schemes.plans import BY_LIST, Plan
@@ -23,6 +24,7 @@ from .sizes import size_faults
 from .tables import table_faults
 
 
+@usual_defaults()
 def check_model(model: Any) -> None:
     """Raise where the live model does not do what its config says, with every disagreement found."""
     model = unwrap_model(model)
@@ -42,6 +44,7 @@ def check_model(model: Any) -> None:
         )
 
 
+@usual_defaults()
 def check_patch(model: PreTrainedModel, record: Record) -> None:
     """Raise where a patched model does not do what its record says."""
     faults = patch_faults(places(model), record)

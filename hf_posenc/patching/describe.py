@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..compat.models import attention_of
+from ..compat.pytorch import usual_defaults
 from ..engines.kinds import LISTED, keys_of, kind_of_rope
 from ..engines.table import runtime_lines
 from ..families import Group, Places, places
@@ -94,6 +95,7 @@ class Description:
         return "\n".join(lines)
 
 
+@usual_defaults()
 def describe(model: Any) -> Description:
     """Describe how the live model knows positions. Frequencies and scales are read from its modules."""
     model = unwrap_model(model)

@@ -37,10 +37,16 @@ def fingerprint(model: nn.Module) -> Fingerprint:
         if place not in chosen or (adapted and not chosen[place][0]):
             chosen[place] = (adapted, name, tensor)
     first = sorted(chosen.values(), key=lambda one: not one[0])[:TENSORS]
-    return {
-        name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).partition(".")[2], "values": _sample(tensor)}
-        for _, name, tensor in first
-    }
+    return {name: _numbers_of(tensor) for _, name, tensor in first}
+
+
+def fingerprint_below(model: nn.Module) -> Fingerprint:
+    """The fingerprint of all that is below an adapter, what its scheme has learned included."""
+    return {**fingerprint(model), **{name: _numbers_of(tensor) for name, tensor in scheme_weights(model).items()}}
+
+
+def _numbers_of(tensor: Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).partition(".")[2], "values": _sample(tensor)}
 
 
 def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
@@ -67,9 +73,18 @@ def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
         yield ".".join(p for p in parts if p not in ("base_layer", "original_module")), parameter.detach(), adapted
 
 
+def scheme_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that a scheme brought and an adapter does not save, by name. They belong to the base model."""
+    configs: dict[str, Any] = getattr(model, "peft_config", {})
+    if any(getattr(config, "bias", "none") != "none" for config in configs.values()):  # PEFT goes by names
+        return {}
+    found = {name: p.detach() for name, p in model.named_parameters() if "posenc_" in name and _is_comparable(p)}
+    return {name: p for name, p in found.items() if not {"original_module", *configs} & {*name.split(".")}}
+
+
 def refuse_other_weights(model: nn.Module, seen: Any, path: str) -> None:
     """Raise where a base model has other weights than the adapter was trained on."""
-    live = {name: tensor for name, tensor, _ in base_weights(model)}
+    live = {name: tensor for name, tensor, _ in base_weights(model)} | scheme_weights(model)
     for name, (shape, dtype, values) in read_fingerprint(seen).items():
         if name not in live or live[name].shape != shape:  # it is quantised or has grown, and cannot be compared
             continue
@@ -118,6 +133,7 @@ def _is_comparable(tensor: Tensor) -> bool:
 
 def _pick_numbers(tensor: Tensor) -> Tensor:
     """Numbers from all over a tensor."""
+    tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
     count = min(SAMPLE, tensor.numel())
     where = torch.arange(count, device=tensor.device) * (tensor.numel() - 1) // max(count - 1, 1)
     return tensor.detach()[torch.unravel_index(where, tensor.shape)].float().cpu()

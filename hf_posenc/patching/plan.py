@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..compat.pytorch import usual_defaults
 from ..core.effects import Effect, Span
 from ..errors import PosencError, UnsupportedCell
 from ..families import Group, Places, Stack
@@ -57,6 +58,7 @@ def fit(
     return scheme, where, measure(where, scheme, existing, layer_types)
 
 
+@usual_defaults()
 def plan(
     where: Places,
     scheme: Scheme,

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ..compat.pytorch import usual_defaults
 from ..core.effects import Effect, Geometry
 from ..errors import PosencError, UnsupportedCell
 from ..families import FAMILIES, Family, Places
@@ -55,6 +56,7 @@ class Record:
         """The geometry of the first group; lengths and sizes are the same in all groups."""
         return next(iter(self.geometries.values()))
 
+    @usual_defaults()
     def effects(self) -> dict[str, Effect]:
         """What the scheme contributes to each group of layers. Every call makes new modules."""
         return self.scheme.effects(self.geometries)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import PosencError
 from ..runtime.positions import SEAL
-from .fingerprint import Fingerprint, fingerprint
+from .fingerprint import Fingerprint, fingerprint_below
 
 ADAPTER = "adapter_config.json"
 FILE = "posenc.json"
@@ -101,18 +101,20 @@ def write_adapter(
     weights: Fingerprint | None = None,
 ) -> None:
     """Write the scheme of the base model first, and then the file that makes the folder an adapter."""
-    found = fingerprint(model) if weights is None else weights
-    held = four_bit_settings(model)
+    found = fingerprint_below(model) if weights is None else weights
+    held = quantization_settings(model)
     more = {"base": found} if found else {}
     write_json(folder, FILE, {**model.config.posenc, **more, **({"quantization": held} if held else {})})
     write_json(folder, ADAPTER, seal_settings(settings))
 
 
-def four_bit_settings(model: PreTrainedModel) -> dict[str, Any] | None:
-    """How bitsandbytes quantised the base model, None if it did not: an adapter trained on such weights needs them."""
+def quantization_settings(model: PreTrainedModel) -> dict[str, Any] | None:
+    """How the base model was quantised when it was loaded, None if it was not: an adapter trained on such weights
+    needs them. A checkpoint that holds quantised weights says so itself."""
     config: Any = getattr(model.config, "quantization_config", None)
     said: dict[str, Any] = {} if config is None else config if isinstance(config, dict) else config.to_dict()
-    return said if said.get("quant_method") == "bitsandbytes" else None
+    stored = getattr(getattr(model, "hf_quantizer", None), "pre_quantized", True)
+    return said if said.get("quant_method") == "bitsandbytes" or (said and not stored) else None
 
 
 def seal_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,9 @@ class CarryingLayer(CacheLayerMixin):
         if call.sizes is not None:
             self._choose_slots(call)
         if call.tracked is not None:
-            call.keys = self._track_positions(call.tracked.expand(len(key_states), -1), start)
+            places = self._track_positions(call.tracked.expand(len(key_states), -1), start)
+            # Into an empty cache of fixed size all keys are new, and the mask, which is heeded, says which are seen.
+            call.keys = places if call.sizes is None or start else call.query
         if call.gates is not None:
             call.gates = self._track_gates(call.gates[..., None], start)
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[safe-super]
@@ -210,7 +212,16 @@ class CarryingLayer(CacheLayerMixin):
                 f"written to it, or it was changed in a way that loses them. {LOST}"
             )
         new = positions.long()[:, None, :, None]
-        return places.update(new, new[..., :0])[0][:, 0, :, 0]
+        beside = new[..., :0]
+        if isinstance(places, SinkLayer):  # where in the text they are, for `held_slots`
+            beside = (torch.arange(new.shape[2], device=new.device) + start)[:, None].expand_as(new)
+        return places.update(new, beside)[0][:, 0, :, 0]
+
+    def held_slots(self) -> tuple[Tensor, Tensor]:
+        """Which of the tokens that a cache of fixed size holds are no padding, and how far each is from the next one:
+        (batch, keys)."""
+        places: Any = self.companions[POSITIONS]
+        return places.keys[:, 0, :, 0] != EMPTY, self.get_seq_length() - places.values[:, 0, :, 0]
 
     def _track_gates(self, new: Tensor, start: Any) -> Tensor:
         """Store the gates of new tokens, and return those of all keys that the update returns."""

@@ -11,23 +11,47 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.integrations.sdpa_attention import repeat_kv
 
+from ..compat.pytorch import assert_later
 from ..errors import PosencError
 from . import flash
 from .attention_call import Call
+from .masks import add_mask, boolean_mask, runs
 
 RANGE = 256.0
 """A factor moved from keys to queries, because fp16 ends at 65,504."""
 PARTS = {torch.bfloat16: 3, torch.float16: 3}
 """How many channels of a dtype hold a number of fp32."""
 RENDERINGS = ("row", "columns")
+GAPS = (
+    "The attention mask hides tokens between those that a query sees (a tree of drafts), and a compiled graph sums "
+    "the gates of whole texts. Run this model uncompiled."
+)
 
 
-def key_biases(call: Call, keys: int) -> Tensor:
-    """The bias of each key, up to a constant per row, (batch, heads, keys): the negated sum of the gates up to it. The
-    middle of the range is subtracted, so that smaller numbers are rounded."""
+def key_biases(call: Call, mask: Tensor | None, keys: int) -> Tensor:
+    """The bias of each key, up to a constant per query, (batch, heads, 1 or queries, keys): the negated sum of the
+    gates up to it, of tokens that are seen. The middle of the range is subtracted, so that smaller numbers are
+    rounded."""
     assert call.gates is not None
-    sums = call.gates[..., :keys].cumsum(-1)
+    gates = call.gates[..., None, :keys]
+    if mask is not None:
+        gates = gates.masked_fill(~_counted(mask)[..., :keys], 0.0)
+    sums = gates.cumsum(-1)
     return (sums[..., -1:] + sums[..., :1]).detach() / 2 - sums
+
+
+def _counted(mask: Tensor) -> Tensor:
+    """Whose gates count: a token that a query does not see says nothing about what it sees behind it.
+
+    Padding is seen by nobody, and texts are seen without gaps, so that one number per key is enough. Where other
+    tokens lie between those that a query sees, as in a tree of drafts, each query has its own sums.
+    """
+    found = runs(mask)
+    if torch.compiler.is_compiling():
+        assert_later(found.whole, GAPS)
+    elif not bool(found.whole):
+        return boolean_mask(mask)
+    return found.real[:, :, None]
 
 
 def attend(
@@ -46,8 +70,11 @@ def attend(
         raise PosencError(
             f"The rendering {rendering!r} does not fit this scheme. Choose one of: {', '.join(RENDERINGS)}."
         )
-    numbers, groups = key_biases(call, key.shape[2]), query.shape[1] // key.shape[1]
+    rows, groups = key_biases(call, mask, key.shape[2]), query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    if rows.shape[2] > 1:
+        return _of_rows(query, key, value, add_mask(rows, mask, rows.dtype), scaling, dropout)
+    numbers = rows[:, :, 0]
     inputs = (query, key, value, numbers)
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     square = causal and mask is None and query.shape[2] == key.shape[2] and dropout == 0.0
@@ -68,6 +95,13 @@ def attend(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None, scale=scaling
     )
     return output[..., :size].transpose(1, 2).contiguous()
+
+
+def _of_rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, dropout: float) -> Tensor:
+    """With a bias for each pair, in its own precision."""
+    q, k, v = (x.to(bias.dtype) for x in (query, key, value))
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scaling)
+    return output.to(value.dtype).transpose(1, 2).contiguous()
 
 
 def _parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from transformers.integrations.sdpa_attention import repeat_kv
 
+from ..compat.pytorch import once_differentiable
 from .flash import fits, flash
 from .sources import Part, Source
 

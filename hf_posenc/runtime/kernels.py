@@ -74,7 +74,7 @@ def eager(
 ) -> tuple[Tensor, Tensor | None]:
     """The family's own eager attention, with its sinks and soft caps. The bias is added to the mask."""
     if bias is not None and call is not None and bias.of_content:
-        numbers = forgetting.key_biases(call, key.shape[2])[:, :, None]
+        numbers = forgetting.key_biases(call, mask, key.shape[2])
         mask = add_mask(numbers.expand(-1, -1, query.shape[2], -1), mask, torch.float32)
     elif bias is not None and call is not None:
         mask = add_mask(bias(call.query, call.key(key.shape[2]), precision(query)), mask, torch.float32)

@@ -8,15 +8,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compat.pytorch import changes_of
+from ..compat.pytorch import assert_later, changes_of
+from ..errors import PosencError
 from .attention_call import Call
 
 BLOCK = 512
 """How many queries of a mask are looked at together, to limit memory."""
 NOTE = "posenc_sight"
 """The attribute by which a mask carries the facts found about it, for the other layers of a pass."""
+RUNS = "posenc_runs"
+"""The same, for `Runs`."""
 PADDING = "posenc_padding"
 """The attribute by which a mask carries which tokens are padding, if it was made from that."""
+
+
+GAPS = (
+    "The attention mask hides tokens that are no padding (packed texts, a tree of drafts, tokens seen before), and "
+    "this scheme's cache, which drops tokens, cannot heed that. Use no cache (use_cache=False), or another scheme."
+)
 
 
 class Sight(NamedTuple):
@@ -118,6 +127,67 @@ def _sees_later(mask: Tensor, first: int) -> bool:
     """Whether any query, the first of which is in slot `first`, sees a later slot than its own."""
     last = first + mask.shape[2]
     return bool(boolean_mask(mask[..., last:]).any()) or bool(boolean_mask(mask[..., first:last]).triu(1).any())
+
+
+class Runs(NamedTuple):
+    """What a mask says of whole texts, and for which of its versions."""
+
+    version: int
+    real: Tensor
+    """Which keys any query sees, (batch or 1, heads or 1, keys)."""
+    whole: Tensor
+    """Whether each query sees these from a first one to a last one without a gap."""
+
+
+def runs(mask: Tensor) -> Runs:
+    """Found once for all layers of a pass."""
+    if torch.compiler.is_compiling():  # a graph for any length has no fixed number of blocks, and no notes
+        seen = boolean_mask(mask)
+        real = seen.any(2)
+        return Runs(-1, real, _without_gaps(seen, real.cumsum(-1)[:, :, None]))
+    noted: Runs | None = getattr(mask, RUNS, None)
+    if noted is not None and noted.version == changes_of(mask):
+        return noted
+    parts = [boolean_mask(mask[:, :, start : start + BLOCK]) for start in range(0, mask.shape[2], BLOCK)]
+    real = torch.stack([part.any(2) for part in parts]).any(0)
+    order = real.cumsum(-1)[:, :, None]
+    whole = torch.stack([_without_gaps(part, order) for part in parts]).all()
+    if mask.is_inference():  # inference tensors do not count their changes
+        return Runs(-1, real, whole)
+    found = Runs(changes_of(mask), real, whole)
+    setattr(mask, RUNS, found)
+    return found
+
+
+def _without_gaps(seen: Tensor, order: Tensor) -> Tensor:
+    """Whether each query sees as many keys as there are from its first to its last. `order` numbers the keys."""
+    last = torch.where(seen, order, 0).amax(-1)
+    first = torch.where(seen, order, order.shape[-1] + 1).amin(-1)
+    count = seen.sum(-1)
+    return ((count == 0) | (count == last - first + 1)).all()
+
+
+def refuse_gaps(mask: Tensor, new: int, kept: Tensor, slots: Tensor) -> None:
+    """Raise unless each of the `new` queries sees all tokens before it but padding, as a cache that drops tokens takes
+    for granted.
+
+    `kept`: which of the tokens that the cache holds are no padding, (batch, keys); `slots`: how many tokens before the
+    first of the new ones they were.
+    """
+    seen = boolean_mask(mask)[:, 0]
+    real = seen[:, -1, -new:]
+    meant = real[:, None] & torch.ones(new, new, dtype=torch.bool, device=mask.device).tril()
+    column = seen.shape[2] - new - slots
+    found = seen.expand(len(kept), -1, -1).gather(2, column.clamp(min=0)[:, None].expand(-1, new, -1))
+    right = (seen[:, :, -new:] == meant).all(-1) & ((found == kept[:, None]) | (column < 0)[:, None]).all(-1)
+    own = seen[:, :, -new:].diagonal(dim1=1, dim2=2)  # padding sees not even itself, and its outputs are not used
+    holds = (right | ~own).all()
+    if mask.dtype != torch.bool:  # nor may the mask add anything
+        holds = holds & (boolean_mask(mask) == (mask == 0)).all()
+    if torch.compiler.is_compiling():
+        assert_later(holds, GAPS)
+    elif not bool(holds):
+        raise PosencError(GAPS)
 
 
 def boolean_mask(mask: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from ..errors import PosencError
 from ..families.places import argument_names
 from .attention_call import Angles, Call, Reading, Turn
 from .cache_layers import EMPTY, STATIC, prepare_layer
+from .masks import refuse_gaps
 from .rotation import HALVES, rotate
 
 PREFIX = "hf_posenc_"
@@ -326,7 +327,7 @@ def _prepare(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None)
         angles = shared.recall(positions, partial(shared.angles, positions), link.first)
         call.angles, call.rotate_keys = (angles, angles), partial(rotate, angles=angles)
     elif shared.forgets:
-        _prepare_to_forget(call, shared, layer, rows, mask)
+        _prepare_to_forget(call, link, layer, rows, mask)
     elif shared.rotates_after_caching or link.bias is not None or shared.pattern is not None:
         call.tracked = positions
         if isinstance(shared.rotation, FollowingRotation):
@@ -376,12 +377,14 @@ def _zone_reading(shared: Positions) -> Reading | None:
     return Reading((shared.rotation, pattern, shared.layout), derive, turn)
 
 
-def _prepare_to_forget(call: Call, shared: Positions, layer: Any, rows: int, mask: Tensor | None) -> None:
+def _prepare_to_forget(call: Call, link: Link, layer: Any, rows: int, mask: Tensor | None) -> None:
     """Prepare a cache that keeps only the first and recent tokens, and which must know which slots are padding."""
-    pattern = shared.pattern
+    pattern = link.shared.pattern
     assert isinstance(pattern, Banded) and pattern.far is not None and pattern.far.first is not None
     here = call.query.expand(rows, -1)
     if mask is not None:  # the last token sees everything but padding
+        if layer.given and link.first:
+            refuse_gaps(mask, here.shape[1], *layer.held_slots())
         real = mask[:, 0, -1, -here.shape[1] :]
         here = torch.where(real if real.dtype == torch.bool else real == 0, here, EMPTY)
     call.tracked, call.sizes = here, (pattern.far.first, pattern.window - 1)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..compat.pytorch import once_differentiable
 from .attention_call import Angles
 from .flash import Part, flash, flash_gradients
 from .gradients import precision

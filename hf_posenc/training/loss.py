@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..compat.adapters import active_copy
+from ..compat.pytorch import once_differentiable
 from ..errors import PosencError
 from .master_weights import master
 from .rows import IGNORED

@@ -87,6 +87,11 @@ def main() -> int:
         from attack.together import main as train_together
 
         return train_together()
+    from attack.bits import KINDS
+
+    if given.mode == "bits" and not KINDS:
+        print("No case was run: neither bitsandbytes nor torchao is installed.")
+        return 0
     import torch
     import transformers
 

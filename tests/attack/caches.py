@@ -8,7 +8,8 @@ import random
 from typing import Any
 
 import torch
-from attack.drawing import Cell, Drawn, compare, drawn_block, drawn_cell, drawn_ids, meant, padded
+from attack.drawing import DTYPES, Cell, Drawn, compare, drawn_block, drawn_cell, drawn_ids, meant, padded
+from attack.passes import tree_of
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache, QuantizedLayer
 
@@ -30,8 +31,8 @@ CACHES = {
     "quantised": lambda config: Cache(layers=[Lossless(residual_length=6) for _ in range(2)]),
 }
 OPERATIONS = {
-    "dynamic": ("reorder", "select", "repeat", "contrast", "crop", "deepcopy", "pickle", "offload", "reset"),
-    "lazy": ("reorder", "select", "repeat", "contrast", "crop", "deepcopy", "pickle", "offload"),
+    "dynamic": ("reorder", "select", "repeat", "contrast", "crop", "draft", "deepcopy", "pickle", "offload", "reset"),
+    "lazy": ("reorder", "select", "repeat", "contrast", "crop", "draft", "deepcopy", "pickle", "offload"),
     "static": ("reorder", "reset", "deepcopy"),
     "quantised": ("reorder", "deepcopy", "pickle", "reset"),
 }
@@ -110,8 +111,8 @@ class Held:
             times = draw.randint(1, 2)
             self.past.batch_repeat_interleave(times)
             self.choose([i for i in range(many) for _ in range(times)])
-        elif operation == "contrast":
-            self.contrast()
+        elif operation in ("contrast", "draft"):
+            getattr(self, operation)()
         elif operation == "offload":
             for layer in self.past.layers:
                 layer.offload()
@@ -136,3 +137,23 @@ class Held:
         chosen = [ways * i + self.draw.randrange(ways) for i in range(many)]
         self.past.batch_select_indices(torch.tensor(chosen))
         self.choose(chosen)
+
+    def draft(self):
+        """A tree of drafts is tried after each row, and none is taken."""
+        paths, many = tree_of(self.draw, self.draw.randint(2, 6)), len(self.rows)
+        new = torch.stack([drawn_ids(self.draw, len(paths)) for _ in self.rows])
+        seen = torch.zeros(len(paths), len(paths), dtype=torch.bool)
+        for draft, path in enumerate(paths):
+            seen[draft, path] = True
+        held = self.mask.bool()[:, None].expand(-1, len(paths), -1)
+        mask = torch.cat([held, seen.expand(many, -1, -1)], 2)[:, None]
+        if self.cell.kernel == "eager":
+            least = torch.finfo(DTYPES[self.cell.dtype]).min
+            mask = torch.zeros(mask.shape, dtype=DTYPES[self.cell.dtype]).masked_fill(~mask, least)
+        places = torch.tensor([[len(row) + len(path) - 1 for path in paths] for row in self.rows])
+        with torch.no_grad():
+            found = self.model(new, attention_mask=mask, position_ids=places, past_key_values=self.past).logits
+        for row, one in enumerate(self.rows):
+            told = [meant(self.cell, torch.cat([one, new[row, path]]))[-1] for path in paths]
+            compare(self.cell, found[row], torch.stack(told), "a tree of drafts")
+        self.past.crop(-len(paths))

@@ -10,6 +10,7 @@ import random
 import warnings
 from dataclasses import replace
 
+from attack.bits import drawn_bits
 from attack.caches import drawn_cache
 from attack.compiled import drawn_compilation, drawn_decoding, drawn_export, drawn_inductor
 from attack.drawing import NATIVE, Drawn, Wrong, blocks_of
@@ -38,9 +39,11 @@ MODES = {
     "decode": (drawn_decoding, 1),
     "export": (drawn_export, 1),
     "inductor": (drawn_inductor, 0),
+    "bits": (drawn_bits, 0),
 }
-"""And how often of a thousand. To compile takes seconds, with inductor tens of them: those are asked for by name."""
-OURS = ("parts", "store", "terms")
+"""And how often of a thousand. To compile takes seconds, with inductor tens of them, and weights of few bits need
+packages of their own: those are asked for by name."""
+OURS = ("parts", "store", "terms", "bits")
 """Where this package's own code runs on unpatched models as well: that these are as wrong excuses nothing."""
 SLOW = ("compile", "decode", "export", "inductor")
 WORDS = ("right", "refused", "theirs", "crashed", "WRONG")

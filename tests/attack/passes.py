@@ -10,13 +10,16 @@ import torch
 from attack.drawing import ABSOLUTE, DTYPES, Cell, Drawn, compare, drawn_block, drawn_cell, drawn_ids, meant, padded
 from torch import Tensor
 
-MASKS = ("none", "left", "left_untold", "right", "packed", "packed_4d", "prefix", "prefix_float", "jumping")
+MASKS = (
+    *("none", "left", "left_untold", "right", "packed", "packed_4d", "prefix", "prefix_float", "jumping"),
+    *("holes", "tree"),
+)
 
 
 def drawn_pass(draw: random.Random) -> Drawn:
     cell = drawn_cell(draw, ("llama", "qwen3", "gpt2", "bert"), ("float32",) * 3 + tuple(DTYPES))
     causal = cell.kind != "bert"
-    mask = draw.choice(MASKS if causal else ("none", "left", "right"))
+    mask = draw.choice(MASKS if causal else ("none", "left", "right", "holes"))
     grad, cached = draw.random() < 0.2, causal and draw.random() < 0.3 and not mask.startswith("packed")
     autocast = cell.dtype == "float32" and draw.random() < 0.1
     rows = [drawn_ids(draw, draw.randint(1, cell.longest)) for _ in range(draw.randint(1, 3))]
@@ -112,6 +115,51 @@ def _prefix(cell, rows, chosen, numbers=False):
     return {"input_ids": row[None], "attention_mask": mask, "position_ids": at}, expected
 
 
+def _holes(cell, rows, chosen):
+    """Padding between tokens, as behind virtual tokens: what is left is a text."""
+    draw, real = random.Random(chosen), []
+    for row in rows:
+        kept = torch.tensor([draw.random() < 0.7 for _ in row])
+        kept[draw.randrange(len(row))] = True
+        real.append(kept)
+    ids, mask = padded(rows, left=False)
+    for row, kept in enumerate(real):
+        mask[row, : len(kept)] = kept
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    texts = [row[kept] for row, kept in zip(rows, real, strict=True)]
+    return inputs, lambda: [(mask[n].bool(), meant(cell, text)) for n, text in enumerate(texts)]
+
+
+def tree_of(draw: random.Random, count: int) -> list[list[int]]:
+    """The path to each draft, itself included; the first comes after the prompt."""
+    paths: list[list[int]] = []
+    for draft in range(count):
+        before = paths[draw.randrange(max(0, draft - 4), draft)] if draft else []
+        paths.append([*before, draft])
+    return paths
+
+
+def _tree(cell, rows, chosen):
+    """A prompt and a tree of drafts after it, each path of which is a text."""
+    row, draw = rows[0], random.Random(chosen)
+    prompt = draw.randint(0, len(row) - 1)
+    paths = tree_of(draw, len(row) - prompt)
+    visible = torch.ones(len(row), len(row)).tril().bool()
+    visible[prompt:, prompt:] = False
+    for draft, path in enumerate(paths):
+        visible[prompt + draft, [prompt + step for step in path]] = True
+    at = torch.tensor([*range(prompt), *(prompt + len(path) - 1 for path in paths)])
+    mask = four_dimensions(cell, visible, numbers=False)
+    inputs = {"input_ids": row[None], "attention_mask": mask, "position_ids": at[None]}
+
+    def expected():
+        drafts = [meant(cell, torch.cat([row[:prompt], row[prompt:][path]]))[-1:] for path in paths]
+        before = [meant(cell, row[:prompt])] if prompt else []
+        yield slice(None), torch.cat([*before, *drafts])
+
+    return inputs, expected
+
+
 PASSES = {
     "none": _same_length,
     "left": _left,
@@ -122,4 +170,6 @@ PASSES = {
     "prefix": _prefix,
     "prefix_float": lambda cell, rows, chosen: _prefix(cell, rows, chosen, numbers=True),
     "jumping": _jumping,
+    "holes": _holes,
+    "tree": _tree,
 }
