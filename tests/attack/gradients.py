@@ -61,6 +61,7 @@ def trains(model: Any, trained: bool, recomputed: bool) -> Iterator[None]:
     finally:
         if recomputed:
             model.gradient_checkpointing_disable()
+            model.disable_input_require_grads()  # a hook that transformers leaves behind, and that cannot be pickled
         model.eval()
         model.zero_grad(set_to_none=True)
 
