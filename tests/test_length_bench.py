@@ -195,6 +195,7 @@ def test_the_page_is_made_of_the_kept_results_where_none_leads(monkeypatch):
     import bench_page
 
     assert bench_page.bench_markdown() in (DOCS / "bench.md").read_text(encoding="utf-8")
+    assert len(bench_page.pictures()) == bench_page.bench_markdown().count("###")  # none takes the place of another
     for name, drawn in bench_page.pictures().items():
         assert (DOCS / "bench" / name).read_text(encoding="utf-8") == drawn
     kept = [r for r in read_results(bench_page.RESULTS) if r["task"] == "repeat_one"]
