@@ -53,7 +53,9 @@ class Settings:
     rows_tested: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
 
 
-OF_TASK: dict[str, dict[str, Any]] = {}
+OF_TASK: dict[str, dict[str, Any]] = {
+    "copy": {"steps": 4000, "learning_rate": 2e-3, "alphabet": 100, "bucket": 8},
+}
 """What a task needs to be learned within the trained lengths, where that is not what all others have."""
 
 

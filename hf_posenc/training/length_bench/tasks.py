@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 ALPHABET = 26
 MORE = [f"t{number}" for number in range(ALPHABET, 100)]
-"""Tokens beyond the letters, for larger alphabets: others copy and reverse with a hundred."""
+"""Tokens beyond the letters, for larger alphabets: others copy with a hundred."""
 LETTERS = [*(chr(ord("a") + i) for i in range(ALPHABET)), *MORE]
 DIGITS = list("0123456789")
 VERBS = {"jump": "JUMP", "walk": "WALK", "run": "RUN", "look": "LOOK"}
