@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_posenc.training.length_bench.page import by_task, introduction, rows, task_curves
 from hf_posenc.training.length_bench.runs import read_results
-from hf_posenc.training.length_bench.tasks import TITLES
+from hf_posenc.training.length_bench.tasks import ALPHABET, TITLES
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS / "results" / "length-generalisation.jsonl"
@@ -16,20 +16,27 @@ SHOWN = (10, 20, 22, 26, 30, 34, 40, 60, 256, 512, 1024, 2048, 4096)
 
 def name_of(group: list[dict[str, Any]]) -> str:
     """The file of a curve."""
-    settings = group[0]["settings"]
-    return f"{group[0]['task']}-{settings['layers']}-{settings['steps']}.svg"
+    s = group[0]["settings"]
+    letters = f"-{s['alphabet']}" if s["alphabet"] != ALPHABET else ""
+    return f"{group[0]['task']}{letters}-{s['layers']}-{s['steps']}.svg"
+
+
+def heading(group: list[dict[str, Any]]) -> str:
+    task, s = group[0]["task"], group[0]["settings"]
+    letters = f" {s['alphabet']} tokens" if s["alphabet"] != ALPHABET else ""
+    return f"### {TITLES[task].capitalize()}{letters}, {s['layers']} layers, {s['steps']} steps"
 
 
 def bench_markdown(results: Path = RESULTS) -> str:
     """A heading, the conditions, a curve and a table for each task."""
     parts = []
     for group in by_task(read_results(results)):
-        task, settings = group[0]["task"], group[0]["settings"]
+        task = group[0]["task"]
         head, *others = rows(task, group, SHOWN)
         lines = [" | ".join(head), "|".join(["---"] * len(head))]
         lines += [" | ".join([f"`{name}`", *cells]) for name, *cells in others]
         parts += [
-            f"### {TITLES[task].capitalize()}, {settings['layers']} layers, {settings['steps']} steps",
+            heading(group),
             introduction(group),
             f"![{TITLES[task]}, by length](bench/{name_of(group)})",
         ]

@@ -1,7 +1,9 @@
 """The bench of length generalisation: its data, its measure, its file, its page. What it finds is published."""
 
+import itertools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 from hf_posenc import PosencError
 from hf_posenc.cli.main import app
-from hf_posenc.training.length_bench import command
+from hf_posenc.training.length_bench import command, runs
 from hf_posenc.training.length_bench.page import by_scheme, mean_past_training, page
 from hf_posenc.training.length_bench.runs import (
     SCHEME_NAMES,
@@ -22,8 +24,9 @@ from hf_posenc.training.length_bench.runs import (
     random_positions,
     read_results,
     run,
+    task_batches,
 )
-from hf_posenc.training.length_bench.tasks import NUMBERS, TASKS, VOCABULARY, draw, is_held_out
+from hf_posenc.training.length_bench.tasks import LETTERS, NUMBERS, TASKS, VOCABULARY, draw, is_held_out
 
 DOCS = Path(__file__).parent.parent / "docs"
 SMALL = Settings(layers=1, hidden=16, heads=2, steps=2, batch=4, longest=4, tested=(3, 6), examples=5)
@@ -91,16 +94,77 @@ def test_every_scheme_trains_and_a_run_is_the_same_again():
     assert (at.diff() > 0).all() and at.max() < 50
 
 
+def test_an_alphabet_is_what_tasks_on_letters_draw_from_and_models_have_room_for():
+    for alphabet in (4, 26, 100):
+        job = Job("copy", "none", 0, replace(SMALL, alphabet=alphabet))
+        drawn = {token for example in held_out_examples(job, 400) for token in example.prompt}
+        assert drawn == set(LETTERS[:alphabet])
+        assert max(NUMBERS[token] for token in drawn) < job.vocabulary == 55 + max(alphabet - 26, 0)
+    assert Job("addition", "none", 0, replace(SMALL, alphabet=100)).draw(3, random.Random(0), False).prompt[3] == "+"
+    with pytest.raises(PosencError, match="1 to 100 tokens, not 101"):
+        Job("copy", "none", 0, Settings(alphabet=101))
+
+
+def test_rows_of_a_bucket_are_of_about_one_length():
+    def of(bucket):
+        job = Job("copy", "none", 0, Settings(batch=16, bucket=bucket))
+        return [ids for ids, _ in itertools.islice(task_batches(job), 16)]
+
+    shuffled, sorted_ = of(1), of(8)
+    assert all(len(ids) == 16 for ids in (*shuffled, *sorted_))
+    padded = [
+        float((torch.cat([ids.flatten() for ids in found]) == NUMBERS["<pad>"]).double().mean())
+        for found in (shuffled, sorted_)
+    ]
+    assert padded[0] > 0.3 and padded[1] < 0.12
+    widths = [ids.shape[1] for ids in sorted_[:8]]
+    assert widths != sorted(widths)  # training does not go from short to long
+    lengths = [n for ids in sorted_ for n in (ids != NUMBERS["<pad>"]).sum(1).tolist()]
+    assert {2 * n + 2 for n in range(1, 21)} == set(lengths)
+
+
+def test_a_task_has_settings_of_its_own_and_options_change_them(monkeypatch):
+    asked = []
+    monkeypatch.setattr(command, "bench", lambda jobs, out, processes: asked.extend(jobs))
+    monkeypatch.setattr(runs, "OF_TASK", {"copy": {"steps": 7, "layers": 2}})
+    told = [
+        "--tasks",
+        "copy,scan",
+        "--schemes",
+        "rope",
+        "--seeds",
+        "1",
+        "--layers",
+        "5",
+        "--batch",
+        "3",
+        "--bucket",
+        "4",
+    ]
+    told += ["--hidden", "32", "--heads", "2", "--alphabet", "9", "--learning-rate", "0.5"]
+    assert not CliRunner().invoke(app, ["bench", "length-generalisation", *told]).exception
+    changed = Settings(layers=5, batch=3, bucket=4, hidden=32, heads=2, alphabet=9, learning_rate=0.5)
+    assert asked == [Job("copy", "rope", 0, replace(changed, steps=7)), Job("scan", "rope", 0, changed)]
+
+
+def test_results_from_before_a_setting_are_those_of_its_default(tmp_path):
+    result = run(Job("copy", "rope", 0, SMALL))
+    del result["settings"]["bucket"], result["settings"]["alphabet"]
+    (tmp_path / "results.jsonl").write_text(json.dumps(result) + "\n")
+    jobs = [Job("copy", "rope", 0, s) for s in (SMALL, replace(SMALL, bucket=2))]
+    assert command.missing_jobs(jobs, read_results(tmp_path / "results.jsonl")) == jobs[1:]
+
+
 def test_a_bench_goes_on_from_its_file(tmp_path, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(command, "run", lambda job: ran.append(job) or run(job))
-    given = (["copy"], ["none", "rope"], 2, SMALL, tmp_path)
+    given = ([Job("copy", name, seed, SMALL) for seed in range(2) for name in ("none", "rope")], tmp_path)
     written = command.bench(*given, 1)
     assert len(ran) == 4 and len(read_results(tmp_path / "results.jsonl")) == 4
     lines = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "results.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
     command.bench(*given, 1)
-    assert len(ran) == 5
+    assert len(ran) == 5 and written.read_text().count("<h2>") == 1  # a run that goes on is of the same kind
     command.bench(*given, 1)
     assert len(ran) == 5 and "4 of 4 runs" in capsys.readouterr().out
     text = written.read_text()
@@ -131,6 +195,7 @@ def test_the_page_is_made_of_the_kept_results_where_none_leads(monkeypatch):
     import bench_page
 
     assert bench_page.bench_markdown() in (DOCS / "bench.md").read_text(encoding="utf-8")
+    assert len(bench_page.pictures()) == bench_page.bench_markdown().count("###")  # none takes the place of another
     for name, drawn in bench_page.pictures().items():
         assert (DOCS / "bench" / name).read_text(encoding="utf-8") == drawn
     kept = [r for r in read_results(bench_page.RESULTS) if r["task"] == "repeat_one"]

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from .page import page
-from .runs import Job, Settings, key_of, read_results, run
+from .runs import Job, key_of, read_results, run, settings_of
+
+
+def jobs_of(tasks: list[str], schemes: list[str], seeds: int, changed: dict[str, Any]) -> list[Job]:
+    """Each task with each seed and scheme, in the task's own settings but for what is changed."""
+    return [
+        Job(t, scheme, seed, settings_of(t, changed)) for t in tasks for seed in range(seeds) for scheme in schemes
+    ]
 
 
 def missing_jobs(jobs: list[Job], done: list[dict[str, Any]]) -> list[Job]:
@@ -35,11 +42,10 @@ def results_of(jobs: list[Job], processes: int) -> Iterator[dict[str, Any]]:
         yield from pool.imap_unordered(run, jobs)
 
 
-def bench(tasks: list[str], schemes: list[str], seeds: int, settings: Settings, out: Path, processes: int) -> Path:
+def bench(jobs: list[Job], out: Path, processes: int) -> Path:
     """Run what `out`/results.jsonl lacks, and write the page anew after each result; the path of the page."""
     out.mkdir(parents=True, exist_ok=True)
     file, written = out / "results.jsonl", out / "index.html"
-    jobs = [Job(task, scheme, seed, settings) for task in tasks for seed in range(seeds) for scheme in schemes]
     results = read_results(file)
     todo = missing_jobs(jobs, results)
     print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are in {file}.", flush=True)

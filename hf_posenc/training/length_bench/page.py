@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import json
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .published import AVERAGES, FARTHEST, SOURCE
-from .tasks import TASKS, TITLES
+from .tasks import ALPHABET, TASKS, TITLES
 
 STDLIB = "stdlib"
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000", "#999933", "#882255")
@@ -126,11 +127,13 @@ def conditions(results: list[dict[str, Any]]) -> str:
     s, seeds = first["settings"], len({r["seed"] for r in results})
     cost = statistics.fmean(r["cpu_seconds"] for r in results)
     bars = f"{seeds} seeds, bars are standard errors over them" if seeds > 1 else "one seed"
-    batch = f"{max(s['batch'] // 8, 1)} rows" if first["task"] == STDLIB else s["batch"]
+    batch = f"{max(s['batch'] // 8, 1)} rows" if first["task"] == STDLIB else f"{s['batch']}"
+    batch += " of about one length" if s["bucket"] > 1 else ""
+    letters = f"an alphabet of {s['alphabet']}, " if s["alphabet"] != ALPHABET else ""
     return (
-        f"{s['layers']} layers of {s['hidden']}, {first['parameters']:,} parameters, {s['steps']} steps of {batch} at "
-        f"{s['learning_rate']:g}; {bars}; {cost:.0f} seconds of one core for a run, {cost * len(results) / 60:.0f} "
-        f"minutes for all {len(results)}."
+        f"{s['layers']} layers of {s['hidden']}, {first['parameters']:,} parameters, {letters}{s['steps']} steps of "
+        f"{batch} at {s['learning_rate']:g}; {bars}; {cost:.0f} seconds of one core for a run, "
+        f"{cost * len(results) / 60:.0f} minutes for all {len(results)}."
     )
 
 
@@ -138,7 +141,7 @@ def by_task(results: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Results that belong together: of one task, and of the same settings."""
     kinds: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for result in results:
-        kinds.setdefault((list(TITLES).index(result["task"]), str(result["settings"])), []).append(result)
+        kinds.setdefault((list(TITLES).index(result["task"]), json.dumps(result["settings"])), []).append(result)
     return [group for _, group in sorted(kinds.items())]
 
 

@@ -21,7 +21,7 @@ from ...errors import PosencError, UntrainedWarning
 from ...patching.patch import patch_model
 from ...schemes import SCHEMES
 from ..stdlib import stdlib_texts
-from .tasks import NUMBERS, PAD, TASKS, VOCABULARY, Example, draw
+from .tasks import ALPHABET, LETTERS, MORE, NUMBERS, PAD, TASKS, VOCABULARY, Example, draw
 
 RANDOMIZED = "+randomized"
 STDLIB = "stdlib"
@@ -44,9 +44,23 @@ class Settings:
     tested: tuple[int, ...] = (5, 10, 15, 20, *range(22, 41, 2), 50, 60)
     examples: int = 100
     """Tested at each length."""
+    alphabet: int = ALPHABET
+    """Of tasks on letters."""
+    bucket: int = 1
+    """So many batches are drawn at once and their rows sorted by length: there is less padding."""
     row: int = 256
     """Bytes of a row of text, for the task that is one."""
     rows_tested: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+
+
+OF_TASK: dict[str, dict[str, Any]] = {
+    "copy": {"steps": 4000, "learning_rate": 2e-3, "alphabet": 100, "bucket": 8},
+}
+"""What a task needs to be learned within the trained lengths, where that is not what all others have."""
+
+
+def settings_of(task: str, changed: dict[str, Any]) -> Settings:
+    return Settings(**{**OF_TASK.get(task, {}), **changed})
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,16 @@ class Job:
             raise PosencError(f"There is no task {self.task!r}; there are {', '.join((*TASKS, STDLIB))}.")
         if self.scheme.removesuffix(RANDOMIZED) not in SCHEMES:
             raise PosencError(f"There is no scheme {self.scheme.removesuffix(RANDOMIZED)!r}.")
+        if not 1 <= self.settings.alphabet <= len(LETTERS):
+            raise PosencError(f"An alphabet has 1 to {len(LETTERS)} tokens, not {self.settings.alphabet}.")
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return len(VOCABULARY) - len(MORE) + max(self.settings.alphabet - ALPHABET, 0)
+
+    def draw(self, length: int, rng: random.Random, held_out: bool) -> Example:
+        return draw(self.task, length, rng, held_out, self.settings.alphabet)
 
     @property
     def key(self) -> str:
@@ -109,10 +133,15 @@ def make_batch(examples: list[Example]) -> tuple[Tensor, Tensor]:
 
 
 def task_batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
-    rng = random.Random(f"train/{job.task}/{job.seed}")
+    rng, s = random.Random(f"train/{job.task}/{job.seed}"), job.settings
     while True:
-        lengths = [rng.randint(1, job.settings.longest) for _ in range(job.settings.batch)]
-        yield make_batch([draw(job.task, length, rng, False) for length in lengths])
+        lengths = [rng.randint(1, s.longest) for _ in range(s.batch * s.bucket)]
+        starts = list(range(0, len(lengths), s.batch))
+        if s.bucket > 1:
+            lengths.sort()
+            rng.shuffle(starts)
+        for start in starts:
+            yield make_batch([job.draw(length, rng, False) for length in lengths[start : start + s.batch]])
 
 
 def text_batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
@@ -166,7 +195,7 @@ def exact_match(model: LlamaForCausalLM, examples: list[Example]) -> float:
 
 def held_out_examples(job: Job, length: int) -> list[Example]:
     rng = random.Random(f"test/{job.task}/{length}")  # the same for all schemes and seeds
-    return [draw(job.task, length, rng, True) for _ in range(job.settings.examples)]
+    return [job.draw(length, rng, True) for _ in range(job.settings.examples)]
 
 
 @torch.no_grad()
@@ -188,8 +217,8 @@ def run(job: Job) -> dict[str, Any]:
         loss = train(job, model, text_batches(job), most)
         found = {length: text_loss(model, length) for length in s.rows_tested}
     else:
-        longest = max(len(e.ids) for e in (draw(job.task, s.longest, random.Random(i), False) for i in range(50)))
-        model, most = make_model(job, longest, len(VOCABULARY)), 4 * max(s.tested)
+        longest = max(len(job.draw(s.longest, random.Random(i), False).ids) for i in range(50))
+        model, most = make_model(job, longest, job.vocabulary), 4 * max(s.tested)
         loss = train(job, model, task_batches(job), most)
         found = {length: exact_match(model, held_out_examples(job, length)) for length in s.tested}
     return {
@@ -205,17 +234,19 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; the last may have been cut off."""
+    """Every whole line; the last may have been cut off. Settings that a line does not have are those of `Settings`."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
     results = []
     for number, line in enumerate(lines):
         try:
-            results.append(json.loads(line))
+            result = json.loads(line)
         except json.JSONDecodeError:
             if number + 1 < len(lines):
                 raise PosencError(f"Line {number + 1} of {path} is no result: the file is damaged.") from None
+            continue
+        results.append({**result, "settings": {**asdict(Settings()), **result["settings"]}})
     return results
 
 

@@ -11,14 +11,18 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-LETTERS = [chr(ord("a") + i) for i in range(26)]
+ALPHABET = 26
+MORE = [f"t{number}" for number in range(ALPHABET, 100)]
+"""Tokens beyond the letters, for larger alphabets: others copy with a hundred."""
+LETTERS = [*(chr(ord("a") + i) for i in range(ALPHABET)), *MORE]
 DIGITS = list("0123456789")
 VERBS = {"jump": "JUMP", "walk": "WALK", "run": "RUN", "look": "LOOK"}
 SIDES = {"left": "LEFT", "right": "RIGHT"}
 TIMES = {"twice": 2, "thrice": 3}
 PAD, SEP, END = "<pad>", "<sep>", "<end>"
 SPECIAL = [PAD, SEP, END, "+", "and"]
-VOCABULARY = [*SPECIAL, *LETTERS, *DIGITS, *VERBS, *VERBS.values(), *SIDES, *SIDES.values(), *TIMES]
+VOCABULARY = [*SPECIAL, *LETTERS[:ALPHABET], *DIGITS, *VERBS, *VERBS.values(), *SIDES, *SIDES.values(), *TIMES, *MORE]
+"""What is beyond the letters comes last: a model of tasks without it has no room for it."""
 NUMBERS = {token: number for number, token in enumerate(VOCABULARY)}
 HELD_OUT = 5
 
@@ -37,19 +41,19 @@ class Example(NamedTuple):
         return len(self.answer) + 1
 
 
-def repeat_one(length: int, rng: random.Random) -> Example:
+def repeat_one(length: int, rng: random.Random, alphabet: int = ALPHABET) -> Example:
     """One token many times: how many is all that there is to know."""
-    tokens = [rng.choice(LETTERS)] * length
+    tokens = [rng.choice(LETTERS[:alphabet])] * length
     return Example(tokens, tokens)
 
 
-def copy(length: int, rng: random.Random) -> Example:
-    tokens = rng.choices(LETTERS, k=length)
+def copy(length: int, rng: random.Random, alphabet: int = ALPHABET) -> Example:
+    tokens = rng.choices(LETTERS[:alphabet], k=length)
     return Example(tokens, tokens)
 
 
-def reverse(length: int, rng: random.Random) -> Example:
-    tokens = rng.choices(LETTERS, k=length)
+def reverse(length: int, rng: random.Random, alphabet: int = ALPHABET) -> Example:
+    tokens = rng.choices(LETTERS[:alphabet], k=length)
     return Example(tokens, tokens[::-1])
 
 
@@ -78,13 +82,15 @@ def scan(length: int, rng: random.Random) -> Example:
     return Example(commands, actions)
 
 
-TASKS: dict[str, Callable[[int, random.Random], Example]] = {
+TASKS: dict[str, Callable[..., Example]] = {
     "repeat_one": repeat_one,
     "copy": copy,
     "reverse": reverse,
     "addition": addition,
     "scan": scan,
 }
+OF_LETTERS = ("repeat_one", "copy", "reverse")
+"""Tasks that take the size of an alphabet."""
 TITLES = {
     "repeat_one": "copy one repeated token",
     "copy": "copy",
@@ -100,10 +106,11 @@ def is_held_out(example: Example) -> bool:
     return digest[0] % HELD_OUT == 0
 
 
-def draw(task: str, length: int, rng: random.Random, held_out: bool) -> Example:
+def draw(task: str, length: int, rng: random.Random, held_out: bool, alphabet: int = ALPHABET) -> Example:
     """An example of one side of the border; lengths that have too few of them are drawn anew for a while."""
+    given = {"alphabet": alphabet} if task in OF_LETTERS else {}
     for _ in range(200):
-        example = TASKS[task](length, rng)
+        example = TASKS[task](length, rng, **given)
         if is_held_out(example) == held_out:
             return example
-    return draw(task, length + 1, rng, held_out)
+    return draw(task, length + 1, rng, held_out, alphabet)
