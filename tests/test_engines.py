@@ -134,7 +134,7 @@ def test_kinds_of_live_models():
     theta = {"rope_type": "default", "rope_theta": 5e5}
     assert "would be wrong" in describe(tiny("llama", rope_parameters=theta)).runtimes["mlx"]
     assert "from this folder: right (measured" in describe(tiny("gpt2")).runtimes["ct2"]
-    assert describe(tiny("bert")).runtimes["vllm"] == "untried"
+    assert describe(tiny("bert")).runtimes["sglang"] == "untried"
     assert describe(tiny("bert")).nearest is None
 
 
