@@ -10,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Nor does any write into a home, which may be read-only.
 os.environ.setdefault("HF_DATASETS_CACHE", os.path.join(tempfile.gettempdir(), f"hf-posenc-datasets-{os.getuid()}"))
+os.environ.setdefault("HF_MODULES_CACHE", os.path.join(tempfile.gettempdir(), f"hf-posenc-modules-{os.getuid()}"))
+os.environ.setdefault("MTEB_CACHE", os.path.join(tempfile.gettempdir(), f"hf-posenc-mteb-{os.getuid()}"))
 
 import pytest
 import torch
