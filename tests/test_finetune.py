@@ -199,7 +199,7 @@ def test_a_run_resumed_with_other_settings_is_refused(text, whole, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["tiny_yarn", *resumable(whole, text), "--train.learning_rate=1e-4", "--resume"])
     said = " ".join("".join(capsys.readouterr()).split())
-    assert ended.value.code == 1 and "train.learning_rate was 0.002 and is 0.0001" in said
+    assert ended.value.code == 2 and "train.learning_rate was 0.002 and is 0.0001" in said
 
 
 def test_norms_and_embeddings_beside_lora_read_better_than_lora_alone(tmp_path):

@@ -107,7 +107,7 @@ def test_a_streaming_cache_refuses_a_tree(kernel):
     _, mask, at = draft_tree(prompt, kernel)
     cache = DynamicCache(config=model.config)
     logits(model, ids[:, :prompt], past_key_values=cache)
-    mask = mask[:, :, prompt:, -len(PARENTS) - cache.layers[0].held :]
+    mask = mask[:, :, prompt:, -len(PARENTS) - cache.layers[0].tokens_kept :]
     given = {"attention_mask": mask, "position_ids": at[:, prompt:], "past_key_values": cache}
     with pytest.raises(PosencError, match="hides tokens that are no padding"):
         logits(model, ids[:, prompt:], **given)

@@ -225,5 +225,5 @@ def test_scores_are_held_against_their_bars():
     rows += [row("passkey", "likelihood", 256, "accuracy", 0.0)]
     figures = score.figures_of(rows)
     assert figures["unpatched", 256] == (pytest.approx(7.389, abs=1e-3), 0.75)
-    missed = [what for what, value, sign, limit in score.bars(figures) if not score.met(value, sign, limit)]
+    missed = [what for what, value, sign, limit in score.bars(figures) if not score.is_met(value, sign, limit)]
     assert missed == ["passkeys at 256", "passkeys at 512", "passkeys at 1024"]
